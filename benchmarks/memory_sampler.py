@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow_scripts"))
 
-from dj2mgm.monitoring.sampler import MemorySampler
+from dj2mgm.monitoring.readings import MemorySampler
 
 
 def main() -> None:

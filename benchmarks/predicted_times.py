@@ -18,9 +18,7 @@ import torch  # noqa: E402
 
 from dj2mgm.model_files.missing_models import compute_download_gb  # noqa: E402
 from dj2mgm.planning.architecture import MGMArchitecture, find_architecture  # noqa: E402
-from dj2mgm.planning.prediction import Machine  # noqa: E402
-from dj2mgm.planning.search import find_fastest, list_candidates  # noqa: E402
-from dj2mgm.planning.stage_times import (  # noqa: E402
+from dj2mgm.planning.plan_table import (  # noqa: E402
     ASSUMED_HELD_OUT,
     ASSUMED_ROWS,
     HOST_GIB,
@@ -30,12 +28,17 @@ from dj2mgm.planning.stage_times import (  # noqa: E402
     predict_times,
     shorten_workload,
 )
+from dj2mgm.planning.prediction import Machine  # noqa: E402
+from dj2mgm.planning.search import find_fastest, list_candidates  # noqa: E402
 from dj2mgm.planning.step import Workload  # noqa: E402
 from dj2mgm.runs.experiments import REFERENCE  # noqa: E402
 from dj2mgm.runs.layers import merge_experiment  # noqa: E402
-from dj2mgm.settings.deepspeed_files import list_deepspeed_names  # noqa: E402
 from dj2mgm.settings.targets import CARDS  # noqa: E402
-from dj2mgm.settings.training_stages import FinetuneSection, PretrainSection  # noqa: E402
+from dj2mgm.settings.training_stages import (  # noqa: E402
+    FinetuneSection,
+    PretrainSection,
+    list_deepspeed_names,
+)
 from plan_memory import read_deepspeed_config  # noqa: E402
 
 MODELS = ("mgm-2b", "qwen3-vl-2b", "smolvlm2-2.2b")

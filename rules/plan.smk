@@ -9,7 +9,7 @@ from dj2mgm.runs.command_messages import build_command
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.command_messages import count_training_rows
 from dj2mgm.settings.training_stages import count_samples, describe_steps
-from dj2mgm.settings.deepspeed_files import list_written_files
+from dj2mgm.settings.training_stages import list_written_files
 from dj2mgm.settings.training_stages import FROZEN
 from dj2mgm.storage.files import read_json
 

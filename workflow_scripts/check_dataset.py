@@ -4,7 +4,7 @@ r"""Check a dataset before a training: what was read, what is left out, and what
         --dataset results/datasets/shapes --output-dir results/datasets/shapes/check
 
 Writes check.html and check.txt. If the data cannot be used as they are, check.txt has only a line that begins with
-`error:`, with which `print_check.py` fails.
+`error:`, with which the rule `check` fails.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths

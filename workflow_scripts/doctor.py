@@ -18,8 +18,7 @@ with quiet_imports():
     from rich.table import Table
     from rich.text import Text
 
-    from dj2mgm.health.doctor_checks import run_checks
-    from dj2mgm.health.machine_checks import ENVIRONMENT_FILE, Finding
+    from dj2mgm.health.doctor_checks import ENVIRONMENT_FILE, Finding, run_checks
 
 COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 

@@ -29,10 +29,7 @@ with quiet_imports():
     from dj2mgm.errors import InputError
     from dj2mgm.models.tuning import TUNINGS, Tuning, find_projections
     from dj2mgm.planning.architecture import Architecture, MGMArchitecture, VLMArchitecture, find_architecture
-    from dj2mgm.planning.plan_table import print_answer, print_plans, print_times
-    from dj2mgm.planning.prediction import Machine, read_free_memory
-    from dj2mgm.planning.search import Candidate, find_fastest, list_candidates
-    from dj2mgm.planning.stage_times import (
+    from dj2mgm.planning.plan_table import (
         ASSUMED_HELD_OUT,
         ASSUMED_ROWS,
         HOST_GIB,
@@ -42,13 +39,17 @@ with quiet_imports():
         plan_images,
         predict_disk,
         predict_times,
+        print_answer,
+        print_plans,
+        print_times,
         shorten_workload,
     )
+    from dj2mgm.planning.prediction import Machine, read_free_memory
+    from dj2mgm.planning.search import Candidate, find_fastest, list_candidates
     from dj2mgm.planning.step import Workload
     from dj2mgm.settings.base import find_maximum
     from dj2mgm.settings.config_files import suggest_name
     from dj2mgm.settings.configuration import Configuration
-    from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed, read_deepspeed_file
     from dj2mgm.settings.targets import CARDS, DESKTOP_GIB, GpuCard, find_card
     from dj2mgm.settings.training_stages import (
         FROZEN,
@@ -57,6 +58,9 @@ with quiet_imports():
         Precision,
         PretrainSection,
         is_bf16,
+        list_deepspeed_names,
+        read_deepspeed,
+        read_deepspeed_file,
         refuse_unknown_targets,
         select_whole_weights,
     )

@@ -13,7 +13,7 @@ from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import format_integer, join_words
 from dj2mgm.reporting.verdicts.power import PowerSettings, compute_expected_contrast, find_noise
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.scored_runs import sum_measured_seconds
+from dj2mgm.runs.pages import sum_measured_seconds
 from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_text

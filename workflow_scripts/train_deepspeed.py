@@ -26,9 +26,8 @@ with project_imports():  # sets variables that torch reads on import
     from dj2mgm.script_modules import SCRIPTS
     from dj2mgm.settings.base import build_schema
     from dj2mgm.settings.config_files import locate_existing_file, read_config
-    from dj2mgm.settings.deepspeed_files import BY_GPU_COUNT, read_deepspeed_file
     from dj2mgm.settings.models import PresetFile
-    from dj2mgm.settings.training_stages import AUTO, PretrainSection, solve_batch
+    from dj2mgm.settings.training_stages import AUTO, BY_GPU_COUNT, PretrainSection, read_deepspeed_file, solve_batch
     from dj2mgm.settings.validation import Layer, validate_settings
     from dj2mgm.storage.files import write_yaml
     from dj2mgm.training.deepspeed_config import (

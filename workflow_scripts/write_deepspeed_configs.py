@@ -12,7 +12,7 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.planning.architecture import load_architecture
-    from dj2mgm.settings.deepspeed_files import (
+    from dj2mgm.settings.training_stages import (
         BY_GPU_COUNT,
         WITHOUT_BATCH,
         name_config_for_gpus,

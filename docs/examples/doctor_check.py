@@ -1,10 +1,9 @@
 """Check of the number of processor cores.
 
-Copied into workflow_scripts/dj2mgm/health/machine_checks.py; `run_checks` in health/doctor_checks.py then lists
-`machine_checks.check_cores(host)`.
+Copied into workflow_scripts/dj2mgm/health/doctor_checks.py; `run_checks` then lists `check_cores(host)`.
 """
 
-from dj2mgm.health.machine_checks import Finding
+from dj2mgm.health.doctor_checks import Finding
 from dj2mgm.health.probes import HostProbe
 
 MIN_CORES = 2  # the data loader decodes images while the model trains

@@ -2,7 +2,7 @@
 # experiment=dj_synth`. Seeds are ordinary runs. The look after each seed is a checkpoint, because it decides whether
 # another seed is needed. Each opponent has looks of its own: the baseline's in decide/, others' in a subfolder.
 from dj2mgm.features.decide import looks
-from dj2mgm.runs.scored_runs import build_power_settings, find_decisive_score
+from dj2mgm.runs.pages import build_power_settings, find_decisive_score
 from dj2mgm.settings.targets import MIN_SEEDS
 
 DECISION = f"results/{RESULTS_PREFIX}{{decided}}/decide"

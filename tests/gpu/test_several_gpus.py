@@ -15,7 +15,7 @@ import pynvml
 import pytest
 import torch
 
-from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.settings.training_stages import read_deepspeed
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_yaml
 from mgm_stages import answer, build_training_settings
 from paths import PROJECT

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.settings.training_stages import read_deepspeed
 from dj2mgm.storage.files import read_yaml, write_jsonl, write_yaml
 from paths import PROJECT
 from random_mgm import WORDS

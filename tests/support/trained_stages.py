@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from dj2mgm.models.mgm import MGMForConditionalGeneration
 from dj2mgm.models.trained_weights import find_projector_parameters
-from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.settings.training_stages import read_deepspeed
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from mgm_stages import build_training_settings
 from tiny_models import mgm_config, randomize, save_image, tiny_processor

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from huggingface_hub import snapshot_download
 
-from dj2mgm.health import doctor_checks, machine_checks
-from dj2mgm.health.machine_checks import build_environment_variables, write_environment
+from dj2mgm.health import doctor_checks
+from dj2mgm.health.doctor_checks import build_environment_variables, write_environment
 from dj2mgm.health.probes import (
     CudaProbe,
     DriverProbe,
@@ -20,6 +20,7 @@ from dj2mgm.health.probes import (
     HostProbe,
     ProbeOutput,
     Toolkit,
+    TorchProbe,
     describe_process,
     end_orphans,
     find_toolkit,
@@ -27,7 +28,6 @@ from dj2mgm.health.probes import (
     probe_driver,
     probe_host,
 )
-from dj2mgm.health.torch_probe import TorchProbe
 from dj2mgm.model_files.model_folders import find_model, is_folder_path
 from dj2mgm.monitoring.readings import CgroupLimits
 from forked_python import forked_python
@@ -66,148 +66,148 @@ BUILD = (PROJECT / "tests/fixtures/logs/cpu_adam-could-not-be-built.log").read_t
 
 # name: (finding, status, text in the reason and the remedy)
 FINDINGS = {
-    "driver": (machine_checks.check_driver(DRIVER), "pass", "550.54.15, for CUDA up to 12.4: NVIDIA GeForce RTX 4090"),
-    "no card": (machine_checks.check_driver(NO_GPU), "skip", "everything runs on the CPU"),
+    "driver": (doctor_checks.check_driver(DRIVER), "pass", "550.54.15, for CUDA up to 12.4: NVIDIA GeForce RTX 4090"),
+    "no card": (doctor_checks.check_driver(NO_GPU), "skip", "everything runs on the CPU"),
     "card without driver": (
-        machine_checks.check_driver(DriverProbe(1, error="Driver/library version mismatch")),
+        doctor_checks.check_driver(DriverProbe(1, error="Driver/library version mismatch")),
         "fail",
         "Driver/library version mismatch → reboot",
     ),
-    "torch": (machine_checks.check_torch(make_output(TORCH), DRIVER), "pass", "built with CUDA 12.4, sees 1 GPU"),
-    "torch on a CPU": (machine_checks.check_torch(make_output(CPU_TORCH), NO_GPU), "pass", "on the CPU"),
-    "torch that does not load": (machine_checks.check_torch(BROKEN, DRIVER), "fail", "libcudart.so.12"),
-    "CPU torch with a GPU": (machine_checks.check_torch(make_output(CPU_TORCH), DRIVER), "fail", "is a CPU build"),
+    "torch": (doctor_checks.check_torch(make_output(TORCH), DRIVER), "pass", "built with CUDA 12.4, sees 1 GPU"),
+    "torch on a CPU": (doctor_checks.check_torch(make_output(CPU_TORCH), NO_GPU), "pass", "on the CPU"),
+    "torch that does not load": (doctor_checks.check_torch(BROKEN, DRIVER), "fail", "libcudart.so.12"),
+    "CPU torch with a GPU": (doctor_checks.check_torch(make_output(CPU_TORCH), DRIVER), "fail", "is a CPU build"),
     "torch for a newer driver": (
-        machine_checks.check_torch(make_output(replace(TORCH, cuda="13.0")), DRIVER),
+        doctor_checks.check_torch(make_output(replace(TORCH, cuda="13.0")), DRIVER),
         "fail",
         "needs a driver for CUDA 13.0; 550.54.15 supports 12.4",
     ),
     "torch that sees no GPU": (
-        machine_checks.check_torch(make_output(replace(TORCH, gpus=0)), DRIVER),
+        doctor_checks.check_torch(make_output(replace(TORCH, gpus=0)), DRIVER),
         "fail",
         "CUDA_VISIBLE_DEVICES",
     ),
     "toolkit": (
-        machine_checks.check_toolkit(CUDA, TORCH, DRIVER),
+        doctor_checks.check_toolkit(CUDA, TORCH, DRIVER),
         "pass",
         "nvcc 12.4 in /usr/local/cuda, the same version as torch's",
     ),
     "toolkit of another minor version": (
-        machine_checks.check_toolkit(CudaProbe(None, Toolkit("/usr/local/cuda", "12.1"), ()), TORCH, DRIVER),
+        doctor_checks.check_toolkit(CudaProbe(None, Toolkit("/usr/local/cuda", "12.1"), ()), TORCH, DRIVER),
         "pass",
         "compatible with torch's 12.4",
     ),
     "toolkit 11.5 against torch 12.4": (
-        machine_checks.check_toolkit(CudaProbe(None, OLD, ()), TORCH, DRIVER),
+        doctor_checks.check_toolkit(CudaProbe(None, OLD, ()), TORCH, DRIVER),
         "fail",
         "nvcc 11.5 in /usr does not match torch's CUDA 12.4; DeepSpeed refuses to compile → install the CUDA 12.4",
     ),
     "toolkit 11.5 first, 12.4 elsewhere": (
-        machine_checks.check_toolkit(CudaProbe(None, OLD, (CUDA.used,)), TORCH, DRIVER),
+        doctor_checks.check_toolkit(CudaProbe(None, OLD, (CUDA.used,)), TORCH, DRIVER),
         "fail",
         "→ python workflow_scripts/doctor.py --fix && source results/doctor/environment.sh",
     ),
-    "no toolkit": (machine_checks.check_toolkit(CudaProbe(None, None, ()), TORCH, DRIVER), "fail", "nvcc is missing"),
+    "no toolkit": (doctor_checks.check_toolkit(CudaProbe(None, None, ()), TORCH, DRIVER), "fail", "nvcc is missing"),
     "CUDA_HOME without nvcc": (
-        machine_checks.check_toolkit(CudaProbe("/opt/gone", None, ()), TORCH, DRIVER),
+        doctor_checks.check_toolkit(CudaProbe("/opt/gone", None, ()), TORCH, DRIVER),
         "fail",
         "CUDA_HOME=/opt/gone has no nvcc",
     ),
-    "toolkit without a GPU": (machine_checks.check_toolkit(CudaProbe(None, OLD, ()), CPU_TORCH, NO_GPU), "skip", ""),
-    "cuBLAS": (machine_checks.check_matmul(TORCH), "pass", "matrix products"),
+    "toolkit without a GPU": (doctor_checks.check_toolkit(CudaProbe(None, OLD, ()), CPU_TORCH, NO_GPU), "skip", ""),
+    "cuBLAS": (doctor_checks.check_matmul(TORCH), "pass", "matrix products"),
     "cuBLAS that fails": (
-        machine_checks.check_matmul(replace(TORCH, matmul_error="RuntimeError: CUBLAS_STATUS_EXECUTION_FAILED")),
+        doctor_checks.check_matmul(replace(TORCH, matmul_error="RuntimeError: CUBLAS_STATUS_EXECUTION_FAILED")),
         "fail",
         "CUBLAS_STATUS_EXECUTION_FAILED → unset LD_LIBRARY_PATH",
     ),
-    "cuBLAS without a GPU": (machine_checks.check_matmul(CPU_TORCH), "skip", ""),
-    "bf16": (machine_checks.check_bf16(TORCH), "pass", ""),
-    "no bf16": (machine_checks.check_bf16(replace(TORCH, bf16=False)), "warn", "precision: fp32"),
-    "FP8": (machine_checks.check_fp8(TORCH, {"finetune"}), "pass", ""),
+    "cuBLAS without a GPU": (doctor_checks.check_matmul(CPU_TORCH), "skip", ""),
+    "bf16": (doctor_checks.check_bf16(TORCH), "pass", ""),
+    "no bf16": (doctor_checks.check_bf16(replace(TORCH, bf16=False)), "warn", "precision: fp32"),
+    "FP8": (doctor_checks.check_fp8(TORCH, {"finetune"}), "pass", ""),
     "no FP8": (
-        machine_checks.check_fp8(replace(TORCH, fp8=False), {"pretrain", "finetune"}),
+        doctor_checks.check_fp8(replace(TORCH, fp8=False), {"pretrain", "finetune"}),
         "fail",
         "set finetune.precision and pretrain.precision: bf16",
     ),
-    "FP8 that no stage needs": (machine_checks.check_fp8(CPU_TORCH, ()), "skip", ""),
-    "NCCL": (machine_checks.check_nccl(TORCH), "pass", "2.21.5"),
+    "FP8 that no stage needs": (doctor_checks.check_fp8(CPU_TORCH, ()), "skip", ""),
+    "NCCL": (doctor_checks.check_nccl(TORCH), "pass", "2.21.5"),
     "NCCL that fails": (
-        machine_checks.check_nccl(replace(TORCH, nccl_error="DistBackendError: unhandled system error")),
+        doctor_checks.check_nccl(replace(TORCH, nccl_error="DistBackendError: unhandled system error")),
         "fail",
         "unhandled system error → NCCL_DEBUG=INFO",
     ),
-    "flash-attn": (machine_checks.check_flash_attention(TORCH), "pass", "2.8.3"),
+    "flash-attn": (doctor_checks.check_flash_attention(TORCH), "pass", "2.8.3"),
     "no flash-attn": (
-        machine_checks.check_flash_attention(replace(TORCH, flash_attention=None, flash_attention_error="No module")),
+        doctor_checks.check_flash_attention(replace(TORCH, flash_attention=None, flash_attention_error="No module")),
         "warn",
         "training works without it (No module) → bash envs/train.post-deploy.sh",
     ),
-    "no locks": (machine_checks.check_locks([]), "pass", ""),
+    "no locks": (doctor_checks.check_locks([]), "pass", ""),
     "a stale lock": (
-        machine_checks.check_locks([Path("/home/kim/.cache/torch_extensions/py311_cu124/cpu_adam/lock")]),
+        doctor_checks.check_locks([Path("/home/kim/.cache/torch_extensions/py311_cu124/cpu_adam/lock")]),
         "warn",
         "cpu_adam/lock → python workflow_scripts/compile_extensions.py",
     ),
-    "CPUAdam": (machine_checks.check_extension(ProbeOutput({"seconds": 2.4}, "")), "pass", "loads in 2.4 s"),
+    "CPUAdam": (doctor_checks.check_extension(ProbeOutput({"seconds": 2.4}, "")), "pass", "loads in 2.4 s"),
     "CPUAdam that does not compile": (
-        machine_checks.check_extension(ProbeOutput(None, BUILD)),
+        doctor_checks.check_extension(ProbeOutput(None, BUILD)),
         "warn",
         "cannot find -lcurand",
     ),
     "CPUAdam that fails otherwise": (
-        machine_checks.check_extension(ProbeOutput(None, "Traceback\nValueError: strange")),
+        doctor_checks.check_extension(ProbeOutput(None, "Traceback\nValueError: strange")),
         "warn",
         "ValueError: strange → python workflow_scripts/compile_extensions.py",
     ),
-    "CPUAdam behind a lock": (machine_checks.check_extension(None), "skip", "because of the build locks"),
-    "no process on the GPU": (machine_checks.check_gpu_processes(DRIVER), "pass", ""),
+    "CPUAdam behind a lock": (doctor_checks.check_extension(None), "skip", "because of the build locks"),
+    "no process on the GPU": (doctor_checks.check_gpu_processes(DRIVER), "pass", ""),
     "a stray on the GPU": (
-        machine_checks.check_gpu_processes(replace(DRIVER, processes=(RANK,))),
+        doctor_checks.check_gpu_processes(replace(DRIVER, processes=(RANK,))),
         "warn",
         "GPU 0: 4711 (python -u workflow_scripts/finetune.py, orphaned) holds 5.0 GiB → python",
     ),
-    "memory": (machine_checks.check_memory(HOST), "pass", "60.0 GiB of 64.0 GiB"),
-    "no memory": (machine_checks.check_memory(replace(HOST, available=GIB)), "fail", "embedded default"),
-    "no limits": (machine_checks.check_cgroup(HOST), "pass", "no limits"),
+    "memory": (doctor_checks.check_memory(HOST), "pass", "60.0 GiB of 64.0 GiB"),
+    "no memory": (doctor_checks.check_memory(replace(HOST, available=GIB)), "fail", "embedded default"),
+    "no limits": (doctor_checks.check_cgroup(HOST), "pass", "no limits"),
     "limits": (
-        machine_checks.check_cgroup(replace(HOST, cgroup=CgroupLimits(16 * GIB, 4.0, 0))),
+        doctor_checks.check_cgroup(replace(HOST, cgroup=CgroupLimits(16 * GIB, 4.0, 0))),
         "pass",
         "memory is limited to 16.0 GiB of 64.0 GiB; processor time is limited to 4 of 16 cores",
     ),
     "a limit that has struck": (
-        machine_checks.check_cgroup(replace(HOST, cgroup=CgroupLimits(16 * GIB, None, 2))),
+        doctor_checks.check_cgroup(replace(HOST, cgroup=CgroupLimits(16 * GIB, None, 2))),
         "warn",
         "2 process(es) were killed here",
     ),
     "a narrow limit": (
-        machine_checks.check_cgroup(replace(HOST, cgroup=CgroupLimits(GIB, None, 0))),
+        doctor_checks.check_cgroup(replace(HOST, cgroup=CgroupLimits(GIB, None, 0))),
         "fail",
         "limited to 1.0 GiB",
     ),
-    "/dev/shm": (machine_checks.check_shared_memory(HOST, 4), "pass", "32.0 GiB"),
+    "/dev/shm": (doctor_checks.check_shared_memory(HOST, 4), "pass", "32.0 GiB"),
     "small /dev/shm": (
-        machine_checks.check_shared_memory(replace(HOST, shared=64 * 2**20), 4),
+        doctor_checks.check_shared_memory(replace(HOST, shared=64 * 2**20), 4),
         "fail",
         "has 64 MiB free; 4 loader_workers",
     ),
     "small /dev/shm, not used": (
-        machine_checks.check_shared_memory(replace(HOST, shared=None), 0),
+        doctor_checks.check_shared_memory(replace(HOST, shared=None), 0),
         "warn",
         "",
     ),
-    "disk": (machine_checks.check_disk(HOST), "pass", "500.0 GiB"),
-    "no disk": (machine_checks.check_disk(replace(HOST, disk=GIB)), "fail", "→ du -sh"),
-    "ulimits": (machine_checks.check_ulimits(HOST), "pass", "65536 open files"),
-    "few open files": (machine_checks.check_ulimits(replace(HOST, open_files=256)), "fail", "→ ulimit -n 1024"),
-    "few processes": (machine_checks.check_ulimits(replace(HOST, processes=100)), "warn", "→ ulimit -u"),
+    "disk": (doctor_checks.check_disk(HOST), "pass", "500.0 GiB"),
+    "no disk": (doctor_checks.check_disk(replace(HOST, disk=GIB)), "fail", "→ du -sh"),
+    "ulimits": (doctor_checks.check_ulimits(HOST), "pass", "65536 open files"),
+    "few open files": (doctor_checks.check_ulimits(replace(HOST, open_files=256)), "fail", "→ ulimit -n 1024"),
+    "few processes": (doctor_checks.check_ulimits(replace(HOST, processes=100)), "warn", "→ ulimit -u"),
     "narrow address space": (
-        machine_checks.check_ulimits(replace(HOST, address_space=8 * GIB)),
+        doctor_checks.check_ulimits(replace(HOST, address_space=8 * GIB)),
         "fail",
         "→ ulimit -v unlimited",
     ),
-    "loopback": (machine_checks.check_loopback(HOST), "pass", "127.0.0.1"),
+    "loopback": (doctor_checks.check_loopback(HOST), "pass", "127.0.0.1"),
     "no loopback": (
-        machine_checks.check_loopback(replace(HOST, loopback_error="[Errno 101] Network is unreachable")),
+        doctor_checks.check_loopback(replace(HOST, loopback_error="[Errno 101] Network is unreachable")),
         "fail",
         "[Errno 101] Network is unreachable; training stages need one, also on one GPU or CPU → sudo ip link",
     ),
@@ -223,7 +223,7 @@ def test_findings_of_fake_probes(case):
 
 
 def test_every_check_has_a_passing_and_a_failing_case():
-    checks = {name for name in vars(machine_checks) if name.startswith("check_")}
+    checks = {name for name in vars(doctor_checks) if name.startswith("check_")} - {"check_models"}
     source = Path(__file__).read_text(encoding="utf-8")
     assert all(source.count(f"checks.{name}(") >= 2 for name in checks)
     shown: dict[str, set[str]] = {}

@@ -9,14 +9,22 @@ import pytest
 
 from dj2mgm.errors import InputError
 from dj2mgm.monitoring.memory_csv import GIB, LEADING_COLUMNS, read_memory_rows, start_file
-from dj2mgm.monitoring.readings import CgroupMemory, GpuMemory, Reading, read_memory
-from dj2mgm.monitoring.sampler import PAUSE_FACTOR, MemorySampler, find_job_process, warn_if_full
+from dj2mgm.monitoring.readings import (
+    PAUSE_FACTOR,
+    CgroupMemory,
+    GpuMemory,
+    MemorySampler,
+    Reading,
+    find_job_process,
+    read_memory,
+    warn_if_full,
+)
 
 
 @pytest.fixture
 def often(monkeypatch):
-    monkeypatch.setattr("dj2mgm.monitoring.sampler.INTERVAL_S", 0.01)
-    monkeypatch.setattr("dj2mgm.monitoring.sampler.PAUSE_FACTOR", 1)
+    monkeypatch.setattr("dj2mgm.monitoring.readings.INTERVAL_S", 0.01)
+    monkeypatch.setattr("dj2mgm.monitoring.readings.PAUSE_FACTOR", 1)
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
@@ -102,8 +110,8 @@ def test_a_slow_reading_is_followed_by_a_longer_pause(often, tmp_path, monkeypat
         time.sleep(took)
         return read(process)
 
-    monkeypatch.setattr("dj2mgm.monitoring.sampler.read_memory", slow_read)
-    monkeypatch.setattr("dj2mgm.monitoring.sampler.PAUSE_FACTOR", rest)
+    monkeypatch.setattr("dj2mgm.monitoring.readings.read_memory", slow_read)
+    monkeypatch.setattr("dj2mgm.monitoring.readings.PAUSE_FACTOR", rest)
     sampler = MemorySampler(tmp_path / "memory.csv", resumed=False)
     sampler.start()
     deadline = time.monotonic() + 60

@@ -12,7 +12,7 @@ from dj2mgm.models.tuning import wrap_with_lora
 from dj2mgm.models.vlm.vlm_family import supports_sdpa
 from dj2mgm.planning.architecture import PlanningError, VLMArchitecture, load_architecture
 from dj2mgm.planning.live_memory import LiveMemory
-from dj2mgm.planning.stage_times import plan_images
+from dj2mgm.planning.plan_table import plan_images
 from dj2mgm.planning.step import Workload, build_meta_model, count_parameters, trace_memory
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import write_json, write_jsonl, write_yaml

@@ -9,9 +9,7 @@ import torch
 
 import plan_memory
 from dj2mgm.planning.architecture import find_architecture
-from dj2mgm.planning.prediction import Machine, TrainingPlan, ZeroConfig
-from dj2mgm.planning.search import find_fastest, list_candidates, rate_plan
-from dj2mgm.planning.stage_times import (
+from dj2mgm.planning.plan_table import (
     Amounts,
     PlannedTraining,
     compute_slowdown,
@@ -20,10 +18,11 @@ from dj2mgm.planning.stage_times import (
     predict_times,
     shorten_workload,
 )
+from dj2mgm.planning.prediction import Machine, TrainingPlan, ZeroConfig
+from dj2mgm.planning.search import find_fastest, list_candidates, rate_plan
 from dj2mgm.planning.step import Workload
-from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.settings.targets import CARDS, find_card
-from dj2mgm.settings.training_stages import LoraSettings
+from dj2mgm.settings.training_stages import LoraSettings, read_deepspeed
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from paths import PROJECT
 from run_main import run_main

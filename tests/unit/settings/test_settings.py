@@ -16,8 +16,8 @@ from dj2mgm.script_modules import find_modules
 from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.dataset_files import FilesDataset
-from dj2mgm.settings.deepspeed_files import list_deepspeed_names, read_deepspeed
 from dj2mgm.settings.models import MgmModel, read_chat_template
+from dj2mgm.settings.training_stages import list_deepspeed_names, read_deepspeed
 from dj2mgm.settings.validation import validate_settings
 from paths import PROJECT
 

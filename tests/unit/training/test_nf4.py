@@ -13,8 +13,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.planning.architecture import MGMArchitecture
 from dj2mgm.planning.prediction import Machine, TrainingPlan, ZeroConfig, predict
 from dj2mgm.planning.step import Workload, count_parameters
-from dj2mgm.settings.deepspeed_files import read_deepspeed
-from dj2mgm.settings.training_stages import LoraSettings
+from dj2mgm.settings.training_stages import LoraSettings, read_deepspeed
 from dj2mgm.storage.files import read_jsonl, write_jsonl
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.frozen_layers import FrozenNF4Linear, replace_frozen_layers

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.settings.training_stages import read_deepspeed
 from dj2mgm.storage.files import read_json, read_yaml, write_yaml
 from paths import PROJECT
 from tiny_models import save_parts

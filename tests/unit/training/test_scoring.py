@@ -6,8 +6,8 @@ import pytest
 
 from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.models.generators import load_generator
-from dj2mgm.settings.deepspeed_files import read_deepspeed
 from dj2mgm.settings.models import read_chat_template
+from dj2mgm.settings.training_stages import read_deepspeed
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from tiny_models import save_image
 from trained_stages import KILLED_AT, SAVED_AT, STEPS, TUNINGS, assert_equal_outcomes, build_flags, make_inputs, shared

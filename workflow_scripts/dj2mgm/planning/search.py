@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.planning.prediction import HOST_MARGIN, Machine, Prediction, TrainingPlan, ZeroConfig, predict
 from dj2mgm.planning.step import Workload, count_parameters, trace_memory
-from dj2mgm.settings.deepspeed_files import find_fixed_sizes
-from dj2mgm.settings.training_stages import AUTO, count_micro_batches
+from dj2mgm.settings.training_stages import AUTO, count_micro_batches, find_fixed_sizes
 
 # The constants are fitted to runs of the MGM-2B shape on one H200 (docs/measurements/training.md). Plans are ranked by
 # their speed on it, because other cards are slower by factors that are about the same for all plans.

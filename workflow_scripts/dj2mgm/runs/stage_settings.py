@@ -40,7 +40,6 @@ from dj2mgm.settings.data import (
     JsonlSettings,
     SynthesizeSettings,
 )
-from dj2mgm.settings.deepspeed_files import check_batch_sizes, list_deepspeed_names, read_deepspeed
 from dj2mgm.settings.evaluation import (
     Decoding,
     GenerateSettings,
@@ -52,6 +51,9 @@ from dj2mgm.settings.training_stages import (
     FLASH_ATTENTION,
     FROZEN,
     TrainingStageSettings,
+    check_batch_sizes,
+    list_deepspeed_names,
+    read_deepspeed,
     refuse_unknown_targets,
     select_unpartitioned_choices,
     solve_training_batch,

@@ -7,8 +7,7 @@ sizes are filled in here, as integers: transformers' own value, 0.9·hidden², i
 import copy
 from collections.abc import Mapping
 
-from dj2mgm.settings.deepspeed_files import BY_GPU_COUNT, read_deepspeed
-from dj2mgm.settings.training_stages import solve_batch
+from dj2mgm.settings.training_stages import BY_GPU_COUNT, read_deepspeed, solve_batch
 
 
 def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:

@@ -21,12 +21,11 @@ from dj2mgm.models.trained_weights import read_full_shapes
 from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import ModelFamily, ModelParts
 from dj2mgm.monitoring.memory_csv import join_seconds, read_memory_rows
-from dj2mgm.monitoring.sampler import MemorySampler
+from dj2mgm.monitoring.readings import MemorySampler
 from dj2mgm.planning.architecture import PlanningError
 from dj2mgm.planning.prediction import read_free_memory
 from dj2mgm.planning.step import Workload
-from dj2mgm.settings.deepspeed_files import find_fixed_sizes
-from dj2mgm.settings.training_stages import AUTO, FROZEN, count_steps, describe_steps
+from dj2mgm.settings.training_stages import AUTO, FROZEN, count_steps, describe_steps, find_fixed_sizes
 from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import (

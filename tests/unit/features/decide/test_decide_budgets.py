@@ -9,7 +9,7 @@ from dj2mgm.features.decide.looks import (
     count_planned_seeds,
     needs_another_seed,
 )
-from dj2mgm.runs.scored_runs import format_hours
+from dj2mgm.runs.pages import format_hours
 from dj2mgm.settings.targets import DecisionBudget
 
 HOUR = 3600.0

@@ -24,7 +24,7 @@ from dj2mgm.models.vision_language import IGNORE_INDEX
 from dj2mgm.models.vlm.encoder import TOKEN_FIELDS, TYPE_IDS
 from dj2mgm.models.vlm.vlm_family import use_chunked_loss
 from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
-from dj2mgm.settings.deepspeed_files import read_deepspeed
+from dj2mgm.settings.training_stages import read_deepspeed
 from dj2mgm.storage.files import read_json, write_jsonl, write_yaml
 from dj2mgm.training.model_preparation import compile_layers
 from dj2mgm.training.scoring import Scorer, read_held_out_questions

@@ -6,7 +6,7 @@ from dj2mgm.model_files.missing_models import find_downloads, find_missing_model
 from dj2mgm.model_files.model_folders import find_model
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.layers import read_model
-from dj2mgm.runs.scored_runs import build_power_settings
+from dj2mgm.runs.pages import build_power_settings
 from dj2mgm.settings.configuration import drop_defaults
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.settings.models import PHOTO_MODEL, ModelFile

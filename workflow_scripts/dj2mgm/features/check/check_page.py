@@ -7,7 +7,6 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.errors import pluralize
-from dj2mgm.features.check import ERROR
 from dj2mgm.features.check.dataset_check import MAX_OPENED, DatasetCheck, LeftOut, Lengths, MetricPower, SplitCheck
 from dj2mgm.reporting.rendering import build_template_environment, join_words
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
@@ -35,7 +34,7 @@ def write_check_page(check: DatasetCheck, path: Path) -> None:
 def write_console_text(check: DatasetCheck, page: Path) -> str:
     """Return the essential sentences in lines of at most `WIDTH` columns; only the problem if there is one."""
     if check.problem:
-        return f"{ERROR}{escape_control(check.problem.removesuffix('.'))}. Rows and thumbnails: {page}\n"
+        return f"error: {escape_control(check.problem.removesuffix('.'))}. Rows and thumbnails: {page}\n"
     paragraphs = [f"Dataset {check.dataset}: {phrase}." for phrase in check.recognized]
     for split in check.splits:
         paragraphs += iterate_sentences(split, check)

@@ -15,7 +15,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     NOT_SURE,
     SURE,
 )
-from dj2mgm.runs.scored_runs import format_hours
+from dj2mgm.runs.pages import format_hours
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind
 

@@ -23,7 +23,7 @@ from dj2mgm.reporting.verdicts.decision_cost import UNDECIDABLE, describe_images
 from dj2mgm.reporting.verdicts.headline_verdicts import describe_missing_score, find_unlearned
 from dj2mgm.reporting.verdicts.learning_faults import LearningFault, list_training_faults
 from dj2mgm.reporting.verdicts.verdict_sentences import build_snakemake_command, explain_withheld, write_statement
-from dj2mgm.runs.scored_runs import format_hours, sum_measured_seconds
+from dj2mgm.runs.pages import format_hours, sum_measured_seconds
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.verdict_kinds import VerdictKind

@@ -8,8 +8,14 @@ from dj2mgm.errors import InputError
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.layers import locate_experiment_file
-from dj2mgm.runs.pages import build_page_settings, list_page_files
-from dj2mgm.runs.scored_runs import check_headline, choose_unused_seeds, format_hours, sum_measured_seconds
+from dj2mgm.runs.pages import (
+    build_page_settings,
+    check_headline,
+    choose_unused_seeds,
+    format_hours,
+    list_page_files,
+    sum_measured_seconds,
+)
 from dj2mgm.settings.base import Section, Seed, setting
 from dj2mgm.settings.config_files import suggest_name
 from dj2mgm.settings.targets import MIN_SEEDS, DecisionBudget

@@ -31,8 +31,14 @@ from dj2mgm.features.studies.study_records import (
 )
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.pages import build_page_settings, list_page_files
-from dj2mgm.runs.scored_runs import check_headline, check_reported, format_hours, sum_seconds
+from dj2mgm.runs.pages import (
+    build_page_settings,
+    check_headline,
+    check_reported,
+    format_hours,
+    list_page_files,
+    sum_seconds,
+)
 from dj2mgm.runs.stages import STAGES, TRAINING_STAGES
 from dj2mgm.settings.validation import load_settings
 

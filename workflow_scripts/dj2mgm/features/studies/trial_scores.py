@@ -10,7 +10,7 @@ from dj2mgm.features.studies.study_records import BatchRecord, BatchResult, form
 from dj2mgm.records.stage_records import JsonlSummary
 from dj2mgm.reporting.comparison import HeadlineScore, find_headline
 from dj2mgm.reporting.experiment_results import ExperimentResults
-from dj2mgm.runs.scored_runs import sum_seconds
+from dj2mgm.runs.pages import sum_seconds
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.settings.targets import ReportSection
 

@@ -15,7 +15,7 @@ from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_integer
 from dj2mgm.reporting.verdicts.verdict_sentences import build_snakemake_command
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.scored_runs import choose_unused_seeds, sum_measured_seconds
+from dj2mgm.runs.pages import choose_unused_seeds, sum_measured_seconds
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.verdict_kinds import VerdictKind

@@ -12,7 +12,7 @@ from dj2mgm.evaluation.run_scores import RunScores, pair_values, read_run_scores
 from dj2mgm.reporting.comparison import format_difference
 from dj2mgm.reporting.rendering import join_words
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.scored_runs import SCORED_STAGES
+from dj2mgm.runs.pages import SCORED_STAGES
 from dj2mgm.settings.base import Section, Seed, setting
 from dj2mgm.settings.targets import Headline
 

@@ -31,7 +31,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import (
     explain_withheld,
 )
 from dj2mgm.runs.experiments import can_select_rows
-from dj2mgm.runs.scored_runs import sum_seconds
+from dj2mgm.runs.pages import sum_seconds
 from dj2mgm.score_groups import OWN, OWN_GROUP, PRETRAINED, name_group
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 from dj2mgm.settings.models import PHOTO_MODEL
