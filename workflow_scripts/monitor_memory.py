@@ -18,7 +18,7 @@ with project_imports():
     from rich.table import Column, Table
 
     from dj2mgm.errors import InputError
-    from dj2mgm.monitoring.memory_csv import GIB
+    from dj2mgm.monitoring.memory_files import GIB
     from dj2mgm.monitoring.readings import Reading, read_memory, summarize_readings
 
 COLUMN_LABELS = {"job_gib": "process tree", "host_gib": "machine", "cgroup_gib": "control group"}

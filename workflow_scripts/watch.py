@@ -23,7 +23,7 @@ with project_imports():
     from dj2mgm.cli.messages import format_duration
     from dj2mgm.cli.run_lock import is_run_in_progress
     from dj2mgm.errors import InputError
-    from dj2mgm.monitoring.memory_csv import GIB, read_last_row
+    from dj2mgm.monitoring.memory_files import GIB, read_last_row
     from dj2mgm.monitoring.readings import read_memory
     from dj2mgm.runs.stages import STAGE_NOTE, STAGES
     from dj2mgm.storage.files import read_json

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from dj2mgm.monitoring.memory_csv import read_memory_rows
+from dj2mgm.monitoring.memory_files import read_memory_rows
 from dj2mgm.storage.files import read_json, read_jsonl
 from dj2mgm.torch_environment import locate_extensions
 from killed_runs import TIMEOUT_S, kill_midway

@@ -29,7 +29,7 @@ from dj2mgm.health.probes import (
     probe_host,
 )
 from dj2mgm.model_files.model_folders import find_model, is_folder_path
-from dj2mgm.monitoring.readings import CgroupLimits
+from dj2mgm.monitoring.memory_files import CgroupLimits
 from forked_python import forked_python
 from paths import PROJECT
 

@@ -7,7 +7,7 @@ import pytest
 from dj2mgm.health.diagnosis import find_cause
 from dj2mgm.health.failure_signature import read_log
 from dj2mgm.health.system_failures import OomKill, describe_kill, parse_kernel_log, read_kernel_kills
-from dj2mgm.monitoring.readings import CgroupLimits
+from dj2mgm.monitoring.memory_files import CgroupLimits
 from paths import PROJECT
 
 GIB = 2**30

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dj2mgm.monitoring.readings import CgroupLimits, read_cgroup_limits
+from dj2mgm.monitoring.memory_files import CgroupLimits, read_cgroup_limits
 
 GIB = 2**30
 

@@ -7,16 +7,8 @@ import os
 import psutil
 import pytest
 
-from dj2mgm.monitoring.memory_csv import GIB
-from dj2mgm.monitoring.readings import (
-    CgroupMemory,
-    Reading,
-    _open_devices,
-    read_cgroup_memory,
-    read_gpu_memory,
-    read_memory,
-    read_tree_memory,
-)
+from dj2mgm.monitoring.memory_files import GIB, CgroupMemory, read_cgroup_memory
+from dj2mgm.monitoring.readings import Reading, _open_devices, read_gpu_memory, read_memory, read_tree_memory
 
 MIB = 2**20
 

@@ -8,10 +8,9 @@ from itertools import pairwise
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.monitoring.memory_csv import GIB, LEADING_COLUMNS, read_memory_rows, start_file
+from dj2mgm.monitoring.memory_files import GIB, LEADING_COLUMNS, CgroupMemory, read_memory_rows, start_file
 from dj2mgm.monitoring.readings import (
     PAUSE_FACTOR,
-    CgroupMemory,
     GpuMemory,
     MemorySampler,
     Reading,

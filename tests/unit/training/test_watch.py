@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dj2mgm.monitoring.memory_csv import read_last_row, read_memory_rows
+from dj2mgm.monitoring.memory_files import read_last_row, read_memory_rows
 from dj2mgm.storage.files import write_json, write_text
 from paths import PROJECT
 from watch import find_runs, read_stage_states

@@ -28,7 +28,7 @@ from dj2mgm.health.probes import (
     run_probe,
 )
 from dj2mgm.model_files.missing_models import describe_downloads, describe_missing, find_downloads, find_missing_models
-from dj2mgm.monitoring.memory_csv import GIB, format_gib
+from dj2mgm.monitoring.memory_files import GIB, format_gib
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import find_variant_sources
 from dj2mgm.storage.files import write_text

@@ -9,8 +9,7 @@ from pathlib import Path
 import yaml
 
 from dj2mgm.health.failure_signature import Evidence, Explanation, Signature
-from dj2mgm.monitoring.memory_csv import format_gib, parse_torch_size
-from dj2mgm.settings.training_stages import AUTO
+from dj2mgm.monitoring.memory_files import format_gib, parse_torch_size
 
 SIZE_PATTERN = r"[\d.]+ (?:bytes|[KMGT]iB)"
 REQUEST_PATTERN = rf"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate (?P<requested>{SIZE_PATTERN})(?P<rest>.*)"
@@ -107,7 +106,7 @@ def read_stage(evidence: Evidence) -> TrainingStage:
         vocabulary = config.get("text_config", config).get("vocab_size")
     settings = _load(path.parent / "config.yaml", yaml.safe_load)
     micro_batch_size = settings.get("micro_batch_size")
-    if micro_batch_size == AUTO:
+    if micro_batch_size == "auto":
         plan = _load(path.parent / "checkpoints" / "training_plan.json", json.loads).get("plan", {})
         micro_batch_size = plan.get("micro_batch")
     return TrainingStage(path.parent.name, micro_batch_size, settings.get("max_length"), vocabulary)

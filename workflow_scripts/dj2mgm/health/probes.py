@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from dj2mgm.monitoring.readings import CgroupLimits, read_cgroup_limits
+from dj2mgm.monitoring.memory_files import CgroupLimits, read_cgroup_limits
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.training_stages import FP8_CAPABILITY
 

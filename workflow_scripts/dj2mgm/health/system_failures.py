@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dj2mgm.health.failure_signature import Evidence, Explanation, Signature, StageLog
-from dj2mgm.monitoring.memory_csv import format_gib, read_last_row
-from dj2mgm.monitoring.readings import CgroupLimits, read_cgroup_limits, read_total_memory
+from dj2mgm.monitoring.memory_files import (
+    CgroupLimits,
+    format_gib,
+    read_cgroup_limits,
+    read_last_row,
+    read_total_memory,
+)
 
 KILL_MESSAGE = re.compile(
     r"(?P<cgroup>Memory cgroup out of memory)?.*\bKilled process (?P<pid>\d+) \((?P<name>[^)]*)\),?"

@@ -18,7 +18,7 @@ from dj2mgm.data.formats import choose_spread_rows, list_images
 from dj2mgm.data.images import BadImageError, locate_image, read_image_size
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset
 from dj2mgm.errors import pluralize
-from dj2mgm.monitoring.memory_csv import GIB
+from dj2mgm.monitoring.memory_files import GIB
 from dj2mgm.planning.architecture import DEFAULT_IMAGE_SIZE, Architecture, MGMArchitecture, VLMArchitecture
 from dj2mgm.planning.prediction import FLOAT32, Machine
 from dj2mgm.planning.search import (

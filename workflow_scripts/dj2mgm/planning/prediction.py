@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from dj2mgm.monitoring.memory_csv import GIB
-from dj2mgm.monitoring.readings import read_cgroup_memory
+from dj2mgm.monitoring.memory_files import GIB, read_cgroup_memory
 from dj2mgm.planning.step import Parameters, Workload, count_parameters, trace_memory
 from dj2mgm.settings.training_stages import NF4_BYTES
 

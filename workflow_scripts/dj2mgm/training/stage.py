@@ -20,7 +20,7 @@ from dj2mgm.models.families import load_family
 from dj2mgm.models.trained_weights import read_full_shapes
 from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import ModelFamily, ModelParts
-from dj2mgm.monitoring.memory_csv import join_seconds, read_memory_rows
+from dj2mgm.monitoring.memory_files import join_seconds, read_memory_rows
 from dj2mgm.monitoring.readings import MemorySampler
 from dj2mgm.planning.architecture import PlanningError
 from dj2mgm.planning.prediction import read_free_memory

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.monitoring.memory_csv import join_seconds, read_memory_rows
+from dj2mgm.monitoring.memory_files import join_seconds, read_memory_rows
 from dj2mgm.reporting.charts import MAX_LINE_POINTS, Line, LineChart, Scale, draw_line
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
