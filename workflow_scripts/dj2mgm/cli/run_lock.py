@@ -10,7 +10,6 @@ A run also notes the files that it makes. A short command, such as `check`, runs
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -25,7 +24,7 @@ import psutil
 
 from dj2mgm.cli.command_line import restart_process
 from dj2mgm.errors import InputError
-from dj2mgm.storage.files import write_json
+from dj2mgm.storage.files import read_if_whole, write_json
 
 SNAKEMAKE_FOLDER = Path(".snakemake")
 OWNER_FILE = SNAKEMAKE_FOLDER / "owner.json"
@@ -183,17 +182,7 @@ def _take_over(owner: dict) -> bool:
 
 def _read_owner() -> dict | None:
     """Return the note of the last run in this folder; None if there is none or it is damaged."""
-    try:
-        owner = json.loads(OWNER_FILE.read_text(encoding="utf-8"))
-        complete = (
-            isinstance(owner["host"], str)
-            and type(owner["pid"]) is int
-            and owner["pid"] > 0
-            and isinstance(owner["started"], float)
-        )
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return owner if complete else None
+    return read_if_whole(OWNER_FILE) or None
 
 
 def _end_stages(owner: dict) -> None:

@@ -358,16 +358,8 @@ def read_free_memory(gpus: int, nodes: int = 1) -> Machine:
     # Reading a GPU's memory creates a context there for the life of this process, so each of several processes reads
     # its own GPU only. The prediction for a stage includes that context.
     local_rank = os.environ.get("LOCAL_RANK")
-    devices = _list_devices(gpus // nodes) if local_rank is None or not torch.cuda.is_available() else [int(local_rank)]
+    devices = range(min(gpus // nodes, torch.cuda.device_count()))
+    if local_rank is not None and torch.cuda.is_available():
+        devices = [int(local_rank)]
     memory = [torch.cuda.mem_get_info(device)[0] + CUDA_CONTEXT for device in devices]
-    return _build_machine(gpus, nodes, memory, host)
-
-
-def _list_devices(gpus: int) -> range:
-    return range(min(gpus, torch.cuda.device_count()))
-
-
-def _build_machine(gpus: int, nodes: int, gpu_memory: list[int], host: int) -> Machine:
-    if not gpu_memory:
-        return Machine(0, None, host / GIB)
-    return Machine(gpus, min(gpu_memory) / GIB, host / GIB, nodes)
+    return Machine(gpus, min(memory) / GIB, host / GIB, nodes) if memory else Machine(0, None, host / GIB)
