@@ -5,12 +5,11 @@ r"""Plan the next batch of a search, and ask Optuna for its new trials.
         --scores results/shapes/tiny/my_search/search/1a2b3c4d/batch-0/scores.yaml \
         --output results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/trials.yaml
 
-`--scores` takes the files of all earlier batches. Batch 0 is the experiment that the trials change.
+`--scores` takes the files of all earlier batches, in their order. The budget in the study's design counts. Batch 0 is
+the experiment that the trials change.
 """
 
-from pathlib import Path
-
-from dj2mgm.cli.command_line import command_line, make_parser
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import pluralize
 from dj2mgm.features.studies.halving import read_history
@@ -23,12 +22,7 @@ from dj2mgm.storage.files import write_yaml
 
 @command_line
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--search", type=Path, required=True)
-    parser.add_argument("--study", type=Path, required=True, help="the budget in its design counts")
-    parser.add_argument("--scores", type=Path, nargs="+", required=True, help="in the order of the batches")
-    parser.add_argument("--output", type=Path, required=True)
-    args = parser.parse_args()
+    args = parse_paths(__doc__, "--search", "--study", "--output", lists=("--scores",))
     search = load_settings(SearchSettings, args.search)
     budget = read_study_file(args.study).design
     history = read_history(budget, search, args.scores)

@@ -5,13 +5,11 @@ r"""Read the score and the cost of the trials of a batch.
         --trials results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/trials.yaml \
         --output results/shapes/tiny/my_search/search/1a2b3c4d/batch-1/scores.yaml
 
-Without `--trials`, the batch is batch 0: the experiment that the trials change. The configuration lists finished
-trials.
+`--rows` takes summary.json of the baseline's training files. Without `--trials`, the batch is batch 0: the experiment
+that the trials change. The configuration lists finished trials.
 """
 
-from pathlib import Path
-
-from dj2mgm.cli.command_line import command_line, make_parser
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.features.studies.study_records import BatchRecord, BatchSettings
 from dj2mgm.features.studies.trial_scores import build_batch_result
 from dj2mgm.records.stage_records import read_jsonl_summary
@@ -22,12 +20,7 @@ from dj2mgm.storage.files import write_yaml
 
 @command_line
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--rows", type=Path, required=True, help="summary.json of the baseline's training files")
-    parser.add_argument("--trials", type=Path)
-    parser.add_argument("--output", type=Path, required=True)
-    args = parser.parse_args()
+    args = parse_paths(__doc__, "--config", "--rows", "--output", optional=("--trials",))
     settings = load_settings(BatchSettings, args.config)
     experiments = load_experiments(args.config) if settings.experiments else []
     record = load_settings(BatchRecord, args.trials) if args.trials else None

@@ -9,7 +9,7 @@ If there are several opponents, the last line states whether the experiment is b
 
 from pathlib import Path
 
-from dj2mgm.cli.command_line import command_line, make_parser
+from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.features.decide.decision_page import (
     build_decision_page,
     build_decision_record,
@@ -26,10 +26,7 @@ from dj2mgm.storage.files import write_json
 
 @command_line
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--budget", type=Path, required=True)
-    parser.add_argument("--looks", type=Path, nargs="+", required=True, help="in the order of their seeds")
-    args = parser.parse_args()
+    args = parse_paths(__doc__, "--budget", lists=("--looks",))
     budget = load_settings(DecisionBudget, args.budget)
     looks_by_folder: dict[Path, list[LookRecord]] = {}
     for path in args.looks:

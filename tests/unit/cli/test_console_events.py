@@ -1,11 +1,16 @@
-"""Order of the console's lines, for any order of Snakemake's events."""
+"""Order of the console's lines, for any order of Snakemake's events, and the patches of the installed Snakemake."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
+from snakemake.cli import get_argument_parser
+from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
+from snakemake.settings.types import MaxJobsPerTimespan
+from snakemake.workflow import Workflow
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from dj2mgm.cli.console import INTERRUPTED_MESSAGE, Console, Job, Lines
+from dj2mgm.cli.console import INTERRUPTED_MESSAGE, Console, Job, Lines, lift_default_job_limit, replace_graph_builder
 
 STAGE = 'train 2>&1 | tee train.log 3> /dev/null >&"${STAGE_OUTPUT:-3}"'
 STOPPED = ["interrupted; the same command continues", "train small: stopped after 0.0 s"]
@@ -153,3 +158,29 @@ def test_jobs_are_named_without_dataset_and_model(wildcards, shown):
     record = new_record(LogEvent.JOB_INFO, "", jobid=1, output=["model"], shellcmd="train")
     record.wildcards = wildcards
     assert Job(record, None).name == shown
+
+
+def test_the_default_limit_of_jobs_is_lifted():
+    default = get_argument_parser().get_default("max_jobs_per_timespan")
+    scheduler = SimpleNamespace(job_rate_limiter=JobRateLimiter(MaxJobsPerTimespan.parse_choice(str(default))))
+    lift_default_job_limit(scheduler)
+    assert scheduler.job_rate_limiter is None
+    lift_default_job_limit(scheduler)
+    assert scheduler.job_rate_limiter is None
+
+
+@pytest.mark.parametrize("limit", ["10/1s", "100/1m"])
+def test_a_limit_of_the_user_stays(limit):
+    limiter = JobRateLimiter(MaxJobsPerTimespan.parse_choice(limit))
+    scheduler = SimpleNamespace(job_rate_limiter=limiter)
+    lift_default_job_limit(scheduler)
+    assert scheduler.job_rate_limiter is limiter
+
+
+def test_snakemake_calls_the_replaced_builder_with_its_own():
+    calls = []
+    assert callable(Workflow._build_dag) and callable(JobScheduler._schedule_reevalutation), "Snakemake still has them"
+    workflow = SimpleNamespace(_build_dag=lambda: calls.append("own"))
+    replace_graph_builder(workflow, lambda build: (calls.append("before"), build(), calls.append("after")))
+    workflow._build_dag()
+    assert calls == ["before", "own", "after"]

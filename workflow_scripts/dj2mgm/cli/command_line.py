@@ -90,8 +90,10 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def parse_paths(doc: str, *flags: str, optional: Sequence[str] = (), launched: bool = False) -> argparse.Namespace:
-    """Parse flags that each take one path; flags in `optional` may be missing.
+def parse_paths(
+    doc: str, *flags: str, optional: Sequence[str] = (), lists: Sequence[str] = (), launched: bool = False
+) -> argparse.Namespace:
+    """Parse flags that each take one path, those in `lists` several; flags in `optional` may be missing.
 
     Args:
         doc: the script's docstring, shown by --help.
@@ -102,6 +104,8 @@ def parse_paths(doc: str, *flags: str, optional: Sequence[str] = (), launched: b
         parser.add_argument(flag, type=Path, required=True)
     for flag in optional:
         parser.add_argument(flag, type=Path)
+    for flag in lists:
+        parser.add_argument(flag, type=Path, nargs="+", required=True)
     if launched:
         parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
