@@ -9,11 +9,10 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from dj2mgm.errors import InputError
-from dj2mgm.settings.base import RETRAINS, ImageRootSettings, Section, read_extra, setting
+from dj2mgm.settings.base import RETRAINS, Section, read_extra, setting
 from dj2mgm.settings.configuration import TARGETS_BY_KEY, Configuration
 from dj2mgm.settings.targets import Control
-from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import read_json, write_json
+from dj2mgm.storage.files import read_json, read_yaml, write_json
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
 
 VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
@@ -104,19 +103,6 @@ class PageSettings(Section):
     experiments: Annotated[list[ShownExperiment], Field(min_length=1)] = setting()
 
 
-class StageImages(ImageRootSettings):
-    """The folder of a stage's images, from the stage's config.yaml."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class StageRecipe(StageImages):
-    """The recipe of a stage, from the stage's config.yaml."""
-
-    recipe: dict = setting()
-    clip: str | None = setting(None, "folder or hub id of the CLIP that operators use")
-
-
 def describe_clip_doubt(clip: str | None, image_root: str | Path) -> str:
     """Return a sentence if the embedded default's CLIP rated other images than its scenes; else ""."""
     root = Path(image_root)
@@ -131,7 +117,7 @@ def describe_clip_doubt(clip: str | None, image_root: str | Path) -> str:
 
 def read_image_root(stage: Path) -> Path:
     """Return the folder of a stage's images, as the config.yaml in the stage's folder states it."""
-    return Path(load_settings(StageImages, stage / "config.yaml").image_root)
+    return Path(read_yaml(stage / "config.yaml")["image_root"])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Checks and messages of a command: risks at its start, refused jobs, and the trainings and time of a dry run."""
 
-import csv
 import os
 import re
 import shlex
@@ -18,7 +17,7 @@ from dj2mgm.errors import InputError, pluralize
 from dj2mgm.model_files.missing_models import MissingModelError, check_clip_folder, check_model_folders
 from dj2mgm.records.stage_records import read_jsonl_summary
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.pages import list_page_experiments
+from dj2mgm.runs.pages import list_page_experiments, read_benchmark_seconds
 from dj2mgm.runs.stages import STAGES, TRAINING_STAGES, Run
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
@@ -334,7 +333,6 @@ def _read_seconds_by_rule(models: set[str]) -> dict[str, list[float]]:
         counts = parts[:1] and parts[0] in SHARED_FOLDERS or "/".join(parts[:2]) in models
         for name in names if counts else ():
             if name.endswith(SUFFIX):
-                with open(Path(folder, name), encoding="utf-8", newline="") as rows:
-                    times = [float(row["s"]) for row in csv.DictReader(rows, delimiter="\t") if row.get("s")]
-                seconds.setdefault(name.removesuffix(SUFFIX), []).extend(times)
-    return {rule: times for rule, times in seconds.items() if times}
+                if time := read_benchmark_seconds(Path(folder, name)):
+                    seconds.setdefault(name.removesuffix(SUFFIX), []).append(time)
+    return seconds

@@ -256,7 +256,9 @@ def sum_measured_seconds(runs: Iterable[Mapping[str, str | Path]]) -> float | No
 
 def sum_seconds(folders: Iterable[Path]) -> float | None:
     """Return the time of the stages in these folders, each counted once; None if nothing was measured."""
-    seconds = [_read_seconds(file) for folder in dict.fromkeys(folders) for file in folder.glob("*.benchmark.tsv")]
+    seconds = [
+        read_benchmark_seconds(file) for folder in dict.fromkeys(folders) for file in folder.glob("*.benchmark.tsv")
+    ]
     return sum(seconds) if seconds else None
 
 
@@ -274,7 +276,7 @@ def _list_seed_folders(stages: Mapping[str, str | Path]) -> Iterable[str | Path]
             yield folder
 
 
-def _read_seconds(file: Path) -> float:
+def read_benchmark_seconds(file: Path) -> float:
     """Return the time of Snakemake's benchmark file; 0 if it has none."""
     with open(file, encoding="utf-8") as lines:
         row = next(DictReader(lines, delimiter="\t"), {})

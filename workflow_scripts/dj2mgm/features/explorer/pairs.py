@@ -33,10 +33,9 @@ from dj2mgm.features.explorer.row_table import (
     build_word_column,
 )
 from dj2mgm.recipes.statistic_limits import label_statistic
-from dj2mgm.records.page_records import StageRecipe, describe_clip_doubt, read_image_root
+from dj2mgm.records.page_records import describe_clip_doubt, read_image_root
 from dj2mgm.records.stage_records import RecipeSummary, read_recipe_summary
-from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import read_jsonl
+from dj2mgm.storage.files import read_jsonl, read_yaml
 from dj2mgm.storage.streaming import DiskMap
 
 QUESTION = "question"  # label of a line
@@ -52,7 +51,7 @@ class StageFolder:
 
     @property
     def recipe(self) -> dict:
-        return load_settings(StageRecipe, self.folder / "config.yaml").recipe
+        return read_yaml(self.folder / "config.yaml")["recipe"]
 
     @property
     def image_root(self) -> Path:
@@ -60,7 +59,7 @@ class StageFolder:
 
     @property
     def note(self) -> str:
-        return describe_clip_doubt(load_settings(StageRecipe, self.folder / "config.yaml").clip, self.image_root)
+        return describe_clip_doubt(read_yaml(self.folder / "config.yaml").get("clip"), self.image_root)
 
     @property
     def summary(self) -> RecipeSummary:
