@@ -340,7 +340,7 @@ def refuse_unknown_targets(
             )
 
 
-STAGES = range(4)  # of ZeRO
+ZERO_STAGES = range(4)
 BATCH_SIZES = {  # keys that fix a batch size, and the settings of the same meaning
     "train_batch_size": "global_batch_size",
     "train_micro_batch_size_per_gpu": "micro_batch_size",
@@ -394,7 +394,7 @@ def read_deepspeed_file(path: Path) -> dict:
     """Read a DeepSpeed configuration and check the keys that the workflow reads or fills in."""
     config = read_json_config(path)
     stage = _read_key(config, "zero_optimization", "stage")
-    if isinstance(stage, bool) or stage not in STAGES:
+    if isinstance(stage, bool) or stage not in ZERO_STAGES:
         raise InputError(f"{path}: zero_optimization.stage: expected 0, 1, 2 or 3, found {quote_value(stage)}")
     enabled = _read_key(config, "bf16", "enabled")
     if enabled is not False and enabled != AUTO:
