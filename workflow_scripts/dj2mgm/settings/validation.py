@@ -18,8 +18,6 @@ from dj2mgm.storage.files import read_yaml
 S = TypeVar("S", bound=Section)
 MISSING = "the key is missing"
 
-CONFIRMED_BY_DECIDE = "`snakemake decide` confirms the best trial; remove the key, and run the commands of the page"
-REMOVED_KEYS = dict.fromkeys(("finalists", "finalist_seeds", "confirm_seeds"), CONFIRMED_BY_DECIDE)  # in a search
 RENAMED_KEYS = {"anyway": "allow_unlearned", "clip_score": "clip"}  # in publish, and in a model's file
 
 
@@ -189,8 +187,6 @@ def _describe_unknown_key(path: tuple, values: Mapping, known_keys: list[str]) -
     first, colon, rest = str(unknown).partition(":")
     if colon and first in known_keys:  # YAML reads {margin:1} as a key without a value
         return f"{format_key(path)}: unknown key; put a blank after the colon: {quote_value(f'{first}: {rest}')}"
-    if remedy := REMOVED_KEYS.get(str(unknown)):
-        return f"{format_key(path)}: unknown key; {remedy}"
     new_name = RENAMED_KEYS.get(str(unknown))
     near = [new_name] if new_name in known_keys else difflib.get_close_matches(str(unknown), known_keys, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known_keys)}"

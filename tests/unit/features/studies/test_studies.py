@@ -439,7 +439,6 @@ RANKS = grid(**{"finetune.lora.r": [8]})
             {"design": {"kind": "search", "space": {"finetune.lora.r": "auto"}, "trainings": 1, "rungs": [0.125, 1.0]}},
             "design.trainings: 1 is less than the 1.125 that one variant costs in all rungs; raise it",
         ),
-        ({"design": {"kind": "search", "finalists": 2}}, "design.finalists: unknown key; `snakemake decide` confirms"),
         ({"design": {}}, "design.kind: the key is missing; expected ablation, curve, grid, list, sample or search"),
         (
             {"design": {"kind": "search", "space": {"shares.a": [0.1, 0.2]}, "mixture": {"sources": ["a", "b"]}}},
