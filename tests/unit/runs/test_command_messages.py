@@ -22,6 +22,7 @@ JOBS = [plan_job("evaluate_vqa", "evaluate_vqa"), plan_job("finetune", "finetune
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch) -> Runs:
+    monkeypatch.setattr("dj2mgm.runs.training_checks.GPU_DEVICES", [])
     (tmp_path / "config").symlink_to(PROJECT / "config")
     monkeypatch.chdir(tmp_path)
     return Runs({})
@@ -34,7 +35,7 @@ def test_trainings_have_their_rows_and_steps(runs):
         "  pretrain of baseline: at most 10000 rows, 157 steps",
         "  finetune of baseline: at most 12000 rows, 94 steps",
     ]
-    assert "trainings have not run here yet" in lines[4] and lines[5] == f"Result: {PAGE.files[0]}"
+    assert "about 4 to 11 minutes for each experiment" in lines[4] and lines[5] == f"Result: {PAGE.files[0]}"
     assert all(len(line) <= 80 for line in lines)
 
 
@@ -47,10 +48,15 @@ def test_models_to_fetch_are_named_in_whole_lines(runs):
     assert "snakemake fetch" in "".join(lines[1:summary]) and all(len(line) <= 80 for line in lines)
 
 
-def test_the_command_for_the_time_has_the_same_configuration(runs):
+def test_the_command_for_the_time_has_the_same_configuration(runs, monkeypatch):
+    """Without a GPU, `plan` predicts no minutes and is not named."""
     arguments = ["dataset=/data/my photos", "benchmarks=[]"]
+    monkeypatch.setattr("dj2mgm.runs.training_checks.GPU_DEVICES", ["/dev/null"])
     text = " ".join(line.strip() for line in summarize_jobs(runs, JOBS, [PAGE], (), arguments))
     assert "`snakemake plan --config 'dataset=/data/my photos' 'benchmarks=[]'` predicts it." in text
+    monkeypatch.setattr("dj2mgm.runs.training_checks.GPU_DEVICES", [])
+    text = " ".join(line.strip() for line in summarize_jobs(runs, JOBS, [PAGE], (), arguments))
+    assert "snakemake plan" not in text and "the first steps of each tell its time" in text
 
 
 def test_a_command_leaves_out_the_values_for_other_targets():

@@ -17,7 +17,9 @@ from dj2mgm.errors import InputError, pluralize
 from dj2mgm.model_files.missing_models import MissingModelError, check_clip_folder, check_model_folders
 from dj2mgm.records.stage_records import read_jsonl_summary
 from dj2mgm.runs.all_runs import Runs
+from dj2mgm.runs.layers import EMBEDDED_DEFAULTS
 from dj2mgm.runs.pages import list_page_experiments, read_benchmark_seconds
+from dj2mgm.runs.stage_settings import has_gpu
 from dj2mgm.runs.stages import STAGES, TRAINING_STAGES, Run
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
@@ -284,7 +286,7 @@ def summarize_jobs(
     lines += [f"  {_describe_training(runs, *training, planned_folders)}" for training in trainings[:MAX_TRAININGS]]
     if len(trainings) > MAX_TRAININGS:
         lines.append(f"  … and {len(trainings) - MAX_TRAININGS} more trainings")
-    lines += _wrap(f"Time: {_estimate_time(stages, build_command('plan', config_arguments))}.")
+    lines += _wrap(f"Time: {_estimate_time(runs, stages, config_arguments)}.")
     results = [Path(file) for target in targets for file in target.files if file.startswith("results/")]
     pages = [file for file in results if file.suffix == ".html"]
     results = pages or [file for file in results if file.suffix != ".yaml"]  # settings are read, not made for users
@@ -305,13 +307,18 @@ def _describe_training(runs: Runs, run: Run, stage: str, planned_folders: set[Pa
     return f"{label}: {count.describe()}, {pluralize(find_steps(run.settings[stage], count.rows), 'step')}"
 
 
-def _estimate_time(stages: list[PlannedJob], plan: str) -> str:
+def _estimate_time(runs: Runs, stages: list[PlannedJob], config_arguments: Iterable[str]) -> str:
     """Return the sum of the times that the same rules took before with the same dataset and model."""
-    seconds = _read_seconds_by_rule({"/".join(job.run.split("/")[:2]) for job in stages if job.run})
+    models = {"/".join(job.run.split("/")[:2]) for job in stages if job.run}
+    seconds = _read_seconds_by_rule(models)
     measured_times = [median(seconds[job.rule]) for job in stages if job.rule in seconds]
     trainings = [job for job in stages if job.rule.startswith(TRAINING_STAGES)]
     if any(job.rule not in seconds for job in trainings):
-        return f"trainings have not run here yet; `{plan}` predicts it"
+        if runs.shared.gpu or has_gpu():
+            return f"trainings have not run here yet; `{build_command('plan', config_arguments)}` predicts it"
+        if models == {"/".join(EMBEDDED_DEFAULTS.values())} and not config_arguments:
+            return "about 4 to 11 minutes for each experiment and seed on two cores"
+        return "trainings have not run here yet; the first steps of each tell its time"
     if not measured_times:
         return "these stages have not run here yet"
     total = format_duration(sum(measured_times))

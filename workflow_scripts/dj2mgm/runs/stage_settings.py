@@ -75,13 +75,15 @@ def require_flash_attention(config: Configuration) -> None:
             )
 
 
-def require_fp8_device(config: Configuration) -> None:
-    """Raise InputError if a stage computes in FP8 and this machine has no NVIDIA GPU; the stage checks its generation.
+def has_gpu() -> bool:
+    """Return whether this machine has an NVIDIA GPU, by the device files of Linux and of WSL."""
+    return any(map(os.path.exists, GPU_DEVICES))
 
-    The device files are those of Linux and of WSL.
-    """
+
+def require_fp8_device(config: Configuration) -> None:
+    """Raise InputError if a stage computes in FP8 and this machine has no NVIDIA GPU; the stage checks its type."""
     for stage in ("pretrain", "finetune"):
-        if getattr(config, stage).precision == "fp8" and not any(map(os.path.exists, GPU_DEVICES)):
+        if getattr(config, stage).precision == "fp8" and not has_gpu():
             raise InputError(f"{stage}.precision: fp8 needs an NVIDIA GPU, and this machine has none; set bf16 or auto")
 
 
