@@ -9,7 +9,7 @@ from snakemake.exceptions import MissingRuleException, WorkflowError
 
 from dj2mgm.cli.console import UserError
 from dj2mgm.cli.console import record_input_errors, replace_graph_builder
-from dj2mgm.runs.command_messages import summarize_jobs
+from dj2mgm.runs.command_messages import list_results, summarize_jobs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.command_messages import PlannedJob, check_jobs, list_missing_models
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
@@ -54,7 +54,13 @@ def show_at_exit(text):
 
 def check_used_keys():
     """Fail if a key on the command line is for other targets than the requested ones."""
-    targets = workflow.dag_settings.targets or {REFERENCE}
+    targets = workflow.dag_settings.targets
+    if not targets:
+        print(
+            f"note: no target is named, so this runs `{REFERENCE}`; `snakemake help` lists others",
+            file=sys.stderr,
+        )
+        targets = {REFERENCE}
     if any("/" in target for target in targets):
         return
     for key in {
@@ -120,6 +126,8 @@ def build_and_check_graph(build_graph):
             arguments = workflow.config_settings.config_args or ()
             lines = summarize_jobs(RUNS, jobs, targets, missing, arguments)
             show_at_exit("\n".join(lines))
+        elif not jobs:
+            show_at_exit("\n".join(list_results(targets)))
 
 
 if workflow.is_main_process:

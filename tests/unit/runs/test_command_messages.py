@@ -110,5 +110,24 @@ def test_many_trainings_are_counted(runs):
     assert "  … and 14 more trainings" in summarize_jobs(runs, jobs, [replace(PAGE, files=("results/x.html",) * 9)])
 
 
-def test_nothing_is_printed_if_nothing_would_run(runs):
-    assert summarize_jobs(runs, [], [PAGE]) == []
+def test_a_summary_without_jobs_names_the_results(runs):
+    assert summarize_jobs(runs, [], [PAGE]) == [f"Result: {PAGE.files[0]}"]
+
+
+def test_an_experiment_has_as_many_rows_as_the_written_reference(runs):
+    counts = {"rows_in": 9, "rows_out": 640, "dropped": {}, "repeated": 600}
+    write_json(f"results/{RUN}/jsonl/summary.json", {"pretrain": counts, "finetune": counts})
+    folder = "shapes/tiny/dj_synth"
+    job = PlannedJob((f"results/{folder}/finetune/metrics.json",), "finetune", True, folder)
+    assert "  finetune of dj_synth: at most 640 rows, " in summarize_jobs(runs, [job], [PAGE])[2]
+
+
+def test_trainings_are_sorted_by_seed(tmp_path, runs):
+    runs = Runs({"seeds": [0, 1]})
+    folders = [f"{RUN}/seed-1", RUN]
+    jobs = [PlannedJob((f"results/{each}/finetune/a.json",), "finetune", True, each) for each in folders]
+    for order in (jobs, jobs[::-1]):
+        assert [line.split(":")[0] for line in summarize_jobs(runs, order, [PAGE])[2:4]] == [
+            "  finetune of baseline",
+            "  finetune of baseline/seed-1",
+        ]

@@ -256,7 +256,7 @@ def summarize_jobs(
     missing: Iterable[str] = (),
     config_arguments: Iterable[str] = (),
 ) -> list[str]:
-    """Return lines of at most 80 columns about the jobs of a dry run; none if nothing would run.
+    """Return lines of at most 80 columns about the jobs of a dry run; only the results if nothing would run.
 
     Args:
         runs: all runs.
@@ -267,7 +267,7 @@ def summarize_jobs(
     """
     jobs = list(jobs)
     if not jobs:
-        return []
+        return list_results(targets)
     hint = "`--verbose` lists all jobs with their commands."
     stages = [job for job in jobs if job.is_stage]
     if not stages:
@@ -278,7 +278,7 @@ def summarize_jobs(
         for stage in TRAINING_STAGES
         if job.run and job.files[0].startswith(f"results/{job.run}/{stage}/")
     ]
-    trainings.reverse()  # the jobs come from the targets backwards
+    trainings = sorted(reversed(trainings), key=lambda training: training[0].seed)  # jobs come from the targets back
     count = f"{pluralize(len(stages), 'stage')} would run"
     lines = ["", *(line for text in missing for line in _wrap(f"First: {text}."))]
     lines.append(f"Summary: {count}, {len(trainings)} of them a training.")
@@ -287,11 +287,15 @@ def summarize_jobs(
     if len(trainings) > MAX_TRAININGS:
         lines.append(f"  … and {len(trainings) - MAX_TRAININGS} more trainings")
     lines += _wrap(f"Time: {_estimate_time(runs, stages, config_arguments)}.")
+    return [*lines, *list_results(targets), hint]
+
+
+def list_results(targets: Iterable[PlannedJob]) -> list[str]:
+    """Return lines with the pages of the targets, or with other files if there are none."""
     results = [Path(file) for target in targets for file in target.files if file.startswith("results/")]
     pages = [file for file in results if file.suffix == ".html"]
     results = pages or [file for file in results if file.suffix != ".yaml"]  # settings are read, not made for users
-    lines += [f"Result: {file}" for file in results[:3]]
-    return [*lines, hint]
+    return [f"Result: {file}" for file in results[:3]]
 
 
 def _wrap(text: str) -> list[str]:
