@@ -7,11 +7,15 @@ from pathlib import Path
 
 from snakemake.exceptions import MissingRuleException, WorkflowError
 
-from dj2mgm.cli.console import UserError
-from dj2mgm.cli.console import record_input_errors, replace_graph_builder
-from dj2mgm.runs.command_messages import list_results, summarize_jobs
+from dj2mgm.cli.console import UserError, record_input_errors, replace_graph_builder
+from dj2mgm.runs.command_messages import (
+    PlannedJob,
+    check_jobs,
+    list_missing_models,
+    list_results,
+    summarize_jobs,
+)
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.command_messages import PlannedJob, check_jobs, list_missing_models
 from dj2mgm.settings.configuration import TARGETS_BY_KEY
 
 

@@ -46,10 +46,14 @@ def count_training_rows(runs: Runs, run: Run, planned_folders: Collection[Path] 
     Args:
         planned_folders: folders whose files will be written again, so that their counts say nothing.
     """
-    counts = _read_counts(runs, run, planned_folders)
-    if counts and len(run.training_stages) == 1:  # it trains on both files
+    return assign_rows(_read_counts(runs, run, planned_folders), run.training_stages)
+
+
+def assign_rows(counts: dict[str, RowCount], stages: Collection[str]) -> dict[str, RowCount]:
+    """Return the rows of each training stage from those of both training files."""
+    if counts and len(stages) == 1:  # it trains on both files
         sums = (sum(getattr(count, key) for count in counts.values()) for key in ("rows", "different"))
-        counts = {run.training_stages[0]: RowCount(*sums, counts["finetune"].is_exact)}
+        counts = {stage: RowCount(*sums, counts["finetune"].is_exact) for stage in stages}
     elif counts and not counts["finetune"].rows:  # without instructions, stage 2 trains on the pairs
         counts["finetune"] = counts["pretrain"]
     return {stage: count for stage, count in counts.items() if count.rows}

@@ -250,6 +250,17 @@ class TrainingSection(Section):
     )
 
 
+class StepSettings(Section):
+    """Settings that give the steps of a training stage for a number of rows."""
+
+    global_batch_size: int = setting()
+    epochs: float = setting()
+    max_steps: int | None = setting()
+    min_steps: int = setting()
+    lr_scheduler: str = setting()
+    warmup_ratio: float = setting()
+
+
 class PretrainSection(TrainingSection):
     """Stage 1."""
 

@@ -16,6 +16,7 @@ from dj2mgm.features.check.check_page import write_console_text
 from dj2mgm.features.check.dataset_check import CheckSettings, DatasetCheck
 from dj2mgm.features.check.dataset_check import check_dataset as check_folder
 from dj2mgm.reporting.verdicts.power import TYPICAL_NOISE, Noise, compute_expected_contrast
+from dj2mgm.settings.training_stages import FinetuneSection, describe_steps
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_text, write_yaml
 from paths import PROJECT
 from run_main import run_main
@@ -34,6 +35,8 @@ def build_settings(dataset: Dataset, **changes) -> dict:
         "images": dataset.images,
         "model": "tiny",
         "tokenizer": str(TOKENIZER),
+        "stages": {},
+        "max_samples": 10_000,
         "max_length": 256,
         "refuses_bad_rows": True,
         "report": {},
@@ -195,21 +198,29 @@ def test_lengths_are_counted_in_words_and_tokens(check, tmp_path):
     assert check("mine", tokenizer="").splits[0].tokens is None
 
 
+def test_few_photos_are_passed_over_many_times_as_plan_states(check, tmp_path):
+    steps = {"epochs": 1, "max_steps": None, "min_steps": 30, "lr_scheduler": "constant", "warmup_ratio": 0}
+    write_pairs(tmp_path / "mine", {f"{number:03d}": "a caption" for number in range(240)})
+    result = check("mine", stages={"finetune": steps | {"global_batch_size": 128}})
+    text = describe_steps("finetune", FinetuneSection(global_batch_size=128, **steps), 216)
+    assert result.steps == [f"{text}."] and "15 passes over the same 216 rows may memorize them" in text
+    assert text in " ".join(write_console_text(result, Path("check.html")).split())
+    two = {"pretrain": steps | {"global_batch_size": 1}, "finetune": steps | {"global_batch_size": 128}}
+    assert len(check("mine", stages=two).steps) == 1
+
+
 def test_power_is_that_of_the_deciding_score(check, tmp_path):
     write_pairs(tmp_path / "mine", {f"{number:03d}": "a caption" for number in range(240)})
     result = check("mine")
     [captions] = result.power
     printed = write_console_text(result, Path("check.html"))
-    details = printed[printed.index("With assumed") : printed.index("Thumbnails")]
-    answer = f"Perhaps: 24 images are held out; about {10 * captions.enough} photos would be enough. With assumed noise"
-    assert f"Enough for a verdict? {answer}" in " ".join(printed.split())
-    assert len(details.splitlines()) <= 3 and len(re.findall(r"\d\.\d", details)) == 3
+    answer = " ".join(printed[printed.index("Enough for a verdict?") : printed.index("Thumbnails")].split())
+    assert re.findall(r"\d\.\d+", answer) == [size.difference for size in captions.sizes]
+    assert "50 % of what dj_synth gains" in answer and "500 held-out images (5000 photos)" in answer
     noise = TYPICAL_NOISE["caption_log_likelihood"]
     smallest = compute_expected_contrast(Noise(noise, noise / 500**0.5, ("", "")), 24, 3).compute_detectable()
     assert (captions.sizes[0].images, captions.sizes[0].difference) == (24, f"{smallest:.3f}")
-    twice = Noise(2 * noise, 2 * noise / 500**0.5, ("", ""))
-    detected = [compute_expected_contrast(twice, captions.enough - less, 3).compute_detectable() for less in (0, 1)]
-    assert detected[0] <= 0.255 < detected[1]
+    assert captions.sizes[0].share == pytest.approx(smallest / 0.255)
     assert captions.sizes[1].images == 500 and float(captions.sizes[1].difference) < smallest / 2
     questions = [{"type": "x", "question": "What?", "answer": "a"}]
     rows = ({"id": f"e{n}", "image": f"{n:03d}.png", "captions": ["a"], "questions": questions} for n in range(9))

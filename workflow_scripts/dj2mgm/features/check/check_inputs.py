@@ -10,6 +10,7 @@ from dj2mgm.runs.pages import build_power_settings
 from dj2mgm.settings.configuration import drop_defaults
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.settings.models import PHOTO_MODEL, ModelFile
+from dj2mgm.settings.training_stages import StageSettings, StepSettings, solve_batch
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -30,11 +31,19 @@ def build_check_settings(runs: Runs, dataset: str) -> dict:
         "images": run.dataset.images,
         "model": "" if is_other_advised else model.name,
         "tokenizer": "" if is_other_advised else _find_tokenizer(model),
+        "stages": {stage: _read_steps(run.settings[stage]) for stage in run.training_stages if not is_other_advised},
+        "max_samples": run.config.jsonl.max_samples,
         "max_length": run.config.finetune.max_length,
         "refuses_bad_rows": run.config.jsonl.on_bad_row == "refuse",
         "report": runs.shared.report.model_dump(),
         "power": power,
     }
+
+
+def _read_steps(settings: StageSettings) -> dict:
+    """Return the values of `StepSettings` for a training stage."""
+    batch = settings.global_batch_size or solve_batch("config.yaml", vars(settings))["global_batch_size"]
+    return {key: getattr(settings, key) for key in StepSettings.model_fields} | {"global_batch_size": batch}
 
 
 def _find_tokenizer(model: ModelFile) -> str:

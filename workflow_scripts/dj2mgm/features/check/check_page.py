@@ -9,7 +9,6 @@ from dj2mgm.cli.command_line import escape_control
 from dj2mgm.errors import pluralize
 from dj2mgm.features.check.dataset_check import MAX_OPENED, DatasetCheck, LeftOut, Lengths, MetricPower, SplitCheck
 from dj2mgm.reporting.rendering import build_template_environment, join_words
-from dj2mgm.settings.dataset_files import MAX_HELD_OUT
 from dj2mgm.settings.training_stages import FinetuneSection
 from dj2mgm.storage.files import write_text
 from dj2mgm.storage.image_files import SHRINK_IMAGES
@@ -40,8 +39,9 @@ def write_console_text(check: DatasetCheck, page: Path) -> str:
         paragraphs += iterate_sentences(split, check)
     paragraphs += [f"Files that are not used: {part.reason}{_show_examples(part)}." for part in check.not_read]
     paragraphs.append(f"Held out for evaluation: {pluralize(check.held_out, 'image')}, {check.held_out_choice}.")
-    answer, *details = list_power_sentences(check)
-    paragraphs += [f"Enough for a verdict? {answer}", *details[:1]]  # of the metric that decides
+    paragraphs += check.steps
+    answer, *details = list_power_sentences(check, metrics=1)  # the metric that decides
+    paragraphs += [f"Enough for a verdict? {answer}", *details]
     paragraphs.append(f"Thumbnails and details: {page}")
     lines = [
         line
@@ -94,39 +94,30 @@ def _list_size_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str
         )
 
 
-def list_power_sentences(check: DatasetCheck) -> list[str]:
-    """Return whether a comparison can give a verdict and what to do, then what it finds in each metric."""
+def list_power_sentences(check: DatasetCheck, metrics: int | None = None) -> list[str]:
+    """Return the smallest differences that comparisons find in up to `metrics` metrics, and the noise."""
     if not check.power:
         return ["The noise of the score that decides is not known before a first run."]
-    return [*_answer(check.power[0], check), *map(_describe_metric, check.power)]
+    noise = "that of finished runs"
+    if check.power[0].is_typical:
+        noise = "assumed to be that of rendered scenes; if photos have twice as much, these differences double"
+    return [*(_describe_metric(metric, check) for metric in check.power[:metrics]), f"The noise is {noise}."]
 
 
-def _answer(metric: MetricPower, check: DatasetCheck) -> Iterator[str]:
-    if metric.example:
-        held_out = f"{pluralize(check.held_out, 'image')} {'is' if check.held_out == 1 else 'are'} held out"
-        yield f"{metric.finds_example.capitalize()}: {held_out}{_advise(metric, check)}."
-
-
-def _advise(metric: MetricPower, check: DatasetCheck) -> str:
-    """Return the number of photos that would be enough; "" if there are enough."""
-    if metric.finds_example == "yes":
-        return ""
-    if metric.enough is None:
-        return f"; even {MAX_HELD_OUT} may not be enough, so train with more seeds"
-    if check.held_out_share:
-        return f"; about {math.ceil(metric.enough / check.held_out_share)} photos would be enough"
-    return f"; about {metric.enough} would be enough"
-
-
-def _describe_metric(metric: MetricPower) -> str:
-    """Return the smallest differences that a comparison finds with 80 % probability."""
-    sizes = " or ".join(f"{size.difference} with {size.images}" for size in metric.sizes)
-    example = f"; that of dj_synth on rendered scenes is {metric.example}" if metric.example else ""
-    noise = "assumed noise" if metric.is_typical else "the noise of finished runs"
-    return (
-        f"With {noise} and {metric.seeds} seeds, four of five comparisons find a difference in the {metric.title} of "
-        f"{sizes} images{example}."
-    )
+def _describe_metric(metric: MetricPower, check: DatasetCheck) -> str:
+    """Return the smallest differences that a comparison finds with 80 % probability, now and with more images."""
+    sentences = []
+    for size in metric.sizes:
+        share = f", {100 * size.share:.0f} % of what dj_synth gains on rendered scenes" if size.share else ""
+        if size.images == check.held_out:
+            sentences.append(
+                f"For differences of at least {size.difference} in the {metric.title}{share}. Four of five comparisons "
+                f"with {metric.seeds} seeds find these."
+            )
+        else:
+            photos = f" ({math.ceil(size.images / check.held_out_share)} photos)" if check.held_out_share else ""
+            sentences.append(f"With {size.images} held-out images{photos}: at least {size.difference}.")
+    return " ".join(sentences if len(sentences) > 1 else ["No.", *sentences])
 
 
 def _show(part: LeftOut) -> str:

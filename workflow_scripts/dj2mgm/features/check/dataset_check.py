@@ -1,14 +1,12 @@
 """Check of a dataset that the dataset stage has made: rows, lengths, images, and the power of a comparison."""
 
 import os
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -22,7 +20,9 @@ from dj2mgm.dataset_resolution.file_groups import Advice
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import encode_shrunk_image, format_snakemake_command
-from dj2mgm.reporting.verdicts.power import Noise, PowerSettings, compute_expected_contrast, find_noise
+from dj2mgm.reporting.verdicts.power import PowerSettings, compute_expected_contrast, find_noise
+from dj2mgm.runs.command_messages import RowCount, assign_rows
+from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.settings.base import Section, section, setting
 from dj2mgm.settings.dataset_files import (
     MAX_HELD_OUT,
@@ -33,6 +33,7 @@ from dj2mgm.settings.dataset_files import (
     load_dataset_settings,
 )
 from dj2mgm.settings.targets import ReportSection
+from dj2mgm.settings.training_stages import StepSettings, describe_steps
 from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_jsonl
 from dj2mgm.storage.image_files import CONVERT_HEIF, CONVERT_RENAMED_HEIF, HEIF_SUFFIXES, parse_member
 from dj2mgm.storage.json_rows import read_json_list
@@ -48,6 +49,8 @@ class CheckSettings(Section):
     images: dict[str, str] = setting(..., "folder that image paths are relative to, by split")
     model: str = setting(..., "model whose tokens are counted; empty if the configured one is not made for photos")
     tokenizer: str = setting(..., "file of the model's tokenizer; empty if it is not on this machine")
+    stages: dict[str, StepSettings] = setting(..., "training stages of the model; none without a model for photos")
+    max_samples: int = setting(..., "most rows of a split that are trained on")
     max_length: int = setting(..., "tokens after which stage 2 cuts a conversation")
     refuses_bad_rows: bool = setting(..., "whether a row that cannot be trained on stops the run")
     report: ReportSection = section(ReportSection)
@@ -118,7 +121,7 @@ class SplitCheck:
         largest: width and height of the largest opened image in pixels.
     """
 
-    title: str
+    split: str
     rows: int
     written: int
     left_out: list[LeftOut]
@@ -129,6 +132,10 @@ class SplitCheck:
     measured: int
     cut: int
     largest: tuple[int, int]
+
+    @property
+    def title(self) -> str:
+        return SPLIT_TITLES[self.split]
 
     @property
     def trained(self) -> int:
@@ -142,10 +149,17 @@ class SplitCheck:
 
 @dataclass(frozen=True)
 class Detectable:
-    """Smallest difference that a comparison with a number of held-out images finds with 80 % probability."""
+    """Smallest difference that a comparison with a number of held-out images finds with 80 % probability.
+
+    Attributes:
+        images: number of held-out images.
+        difference: the difference with its unit.
+        share: the difference relative to that of dj_synth on the embedded data; None if that is not known.
+    """
 
     images: int
     difference: str
+    share: float | None
 
 
 @dataclass(frozen=True)
@@ -156,9 +170,6 @@ class MetricPower:
     seeds: int
     sizes: list[Detectable]
     is_typical: bool  # whether the noise is assumed, and not measured in finished runs
-    example: str  # difference by dj_synth on the embedded data; "" if it is not known in this metric
-    finds_example: Literal["no", "perhaps", "yes"]  # with the held-out images; "perhaps": not if assumed noise doubles
-    enough: int | None  # held-out images that surely find the example; None if even MAX_HELD_OUT do not
 
 
 @dataclass(frozen=True)
@@ -170,6 +181,7 @@ class DatasetCheck:
         note: lines with the file that describes the dataset; empty if it exists.
         recognized: a phrase for each file or source.
         not_read: files that are neither rows nor images, nor captions of images.
+        steps: sentences about stages that add epochs, because there are few rows.
         held_out: number of held-out images.
         held_out_choice: how they were chosen.
         held_out_share: share of the user's images that are held out; None if their file or source is named.
@@ -182,6 +194,7 @@ class DatasetCheck:
     recognized: list[str]
     splits: list[SplitCheck]
     not_read: list[LeftOut]
+    steps: list[str]
     held_out: int
     held_out_choice: str
     held_out_share: float | None
@@ -218,6 +231,7 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
         list(_describe_files(dataset)),
         splits,
         list(_list_unread(summary, dataset)),
+        list(_describe_steps(settings, splits)),
         len(evaluation),
         *_describe_choice(dataset),
         pairs.shown,
@@ -227,6 +241,16 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
         list(_measure_power(settings, evaluation)),
         _find_unreadable(settings, summary, splits[0]) or _find_problem(settings, dataset, pairs, splits[0]),
     )
+
+
+def _describe_steps(settings: CheckSettings, splits: list[SplitCheck]) -> Iterator[str]:
+    """Yield sentences about stages that add epochs, as `snakemake plan` states them."""
+    rows = dict.fromkeys(TRAINING_STAGES, 0)
+    rows |= {split.split: min(split.trained, settings.max_samples) for split in splits}
+    counts = {stage: RowCount(number, number, False) for stage, number in rows.items()}
+    for stage, count in assign_rows(counts, settings.stages).items():
+        if stage in settings.stages and (text := describe_steps(stage, settings.stages[stage], count.rows)):
+            yield f"{text}."
 
 
 def _format_training_command(settings: CheckSettings) -> str:
@@ -305,7 +329,7 @@ class _RowCheck:
         """Return the result after the last row."""
         tokens = self.counter.count(self.texts)
         return SplitCheck(
-            SPLIT_TITLES[self.split],
+            self.split,
             self.total + sum(part.count for part in left_out),
             self.total,
             left_out,
@@ -434,34 +458,12 @@ def _measure_power(settings: CheckSettings, evaluation: list[dict]) -> Iterator[
         noise = find_noise(power, located.group, located.metric)
         if noise is None:
             continue
-        is_typical = noise.sources[0].endswith("(typical)")
-        sizes = [
-            Detectable(size, format_difference(located.metric, _compute_detectable(noise, size, seeds)).lstrip("+"))
-            for size in sorted({images, MAX_HELD_OUT if images < MAX_HELD_OUT else 4 * images})
-            if size > 1
-        ]
-        example = EXAMPLE_DIFFERENCES.get(key)
-        shown = format_difference(located.metric, example).lstrip("+") if example else ""
-        enough = _find_enough(_scale(noise, 2) if is_typical else noise, example, seeds) if example else None
-        finds = "no"
-        if example and images > 1 and _compute_detectable(noise, images, seeds) <= example:
-            finds = "yes" if enough and enough <= images else "perhaps"
-        yield MetricPower(SCORE_TITLES[key], seeds, sizes, is_typical, shown, finds, enough)
-
-
-def _find_enough(noise: Noise, difference: float, seeds: int) -> int | None:
-    """Return the smallest number of held-out images with which a comparison finds a difference; None if none does."""
-    sizes = range(2, MAX_HELD_OUT + 1)
-    position = bisect_left(sizes, True, key=lambda size: _compute_detectable(noise, size, seeds) <= difference)
-    return sizes[position] if position < len(sizes) else None
-
-
-def _compute_detectable(noise: Noise, images: int, seeds: int) -> float:
-    return compute_expected_contrast(noise.at_quantile(), images, seeds).compute_detectable()
-
-
-def _scale(noise: Noise, factor: float) -> Noise:
-    return replace(noise, image_noise=factor * noise.image_noise, seed_noise=factor * noise.seed_noise)
+        sizes, example = [], EXAMPLE_DIFFERENCES.get(key)
+        for size in sorted({images, MAX_HELD_OUT if images < MAX_HELD_OUT else 4 * images} - {0, 1}):
+            difference = compute_expected_contrast(noise.at_quantile(), size, seeds).compute_detectable()
+            shown = format_difference(located.metric, difference).lstrip("+")
+            sizes.append(Detectable(size, shown, difference / example if example else None))
+        yield MetricPower(SCORE_TITLES[key], seeds, sizes, noise.sources[0].endswith("(typical)"))
 
 
 def _find_unreadable(settings: CheckSettings, summary: dict, pairs: SplitCheck) -> str:
