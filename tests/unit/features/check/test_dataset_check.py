@@ -195,7 +195,10 @@ def test_lengths_are_counted_in_words_and_tokens(check, tmp_path):
     assert pairs.words.longest in range(95, 101) and pairs.words.median in range(45, 56)
     assert pairs.tokens.longest >= pairs.words.longest and pairs.measured == pairs.written
     assert 40 <= pairs.cut <= 55
-    assert check("mine", tokenizer="").splits[0].tokens is None
+    result = check("mine", tokenizer="")
+    assert result.splits[0].tokens is None
+    text = " ".join(write_console_text(result, Path("check.html")).split())
+    assert "not on this machine; `snakemake fetch --config model=qwen3-vl-2b` downloads it." in text
 
 
 def test_few_photos_are_passed_over_many_times_as_plan_states(check, tmp_path):

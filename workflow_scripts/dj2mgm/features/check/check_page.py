@@ -72,7 +72,9 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
     elif not check.model and split is check.splits[0]:
         yield "`model=<name>` adds the lengths in tokens."
     elif check.model:
-        yield f"Tokens: not counted, because the tokenizer of the model {check.model} is not on this machine."
+        fetch = check.command.rpartition(" && ")[0]
+        remedy = f"; `{fetch}` downloads it" if fetch else ""
+        yield f"Tokens: not counted, because the tokenizer of the model {check.model} is not on this machine{remedy}."
 
 
 def describe_fate(split: SplitCheck, check: DatasetCheck) -> str:
