@@ -5,12 +5,13 @@ from dj2mgm.model_files.missing_models import (
     find_downloads,
     find_missing_models,
 )
-from dj2mgm.runs.command_messages import build_command
+from dj2mgm.runs.command_messages import build_command, count_training_rows
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.command_messages import count_training_rows
-from dj2mgm.settings.training_stages import count_samples, describe_steps
-from dj2mgm.settings.training_stages import list_written_files
-from dj2mgm.settings.training_stages import FROZEN
+from dj2mgm.settings.training_stages import (
+    count_samples,
+    describe_steps,
+    list_written_files,
+)
 from dj2mgm.storage.files import read_json
 
 PLAN_TEXTS = []  # files of text that features add to the plan
@@ -93,7 +94,7 @@ def list_next_commands(run):
 def plan_flags(wildcards):
     """Params function: flags for the memory plan of the requested experiment's stage 2, with sequences of `max_length` tokens.
 
-    Stage 1 is planned if the experiment has it, and full fine-tuning unless only frozen layers can have the precision.
+    Stage 1 is planned if the experiment has it. Full fine-tuning needs more memory than LoRA, and is planned without it.
     """
     run = find_requested_run("plan", REFERENCE)
     config, finetune, lora = run.config, run.config.finetune, run.config.finetune.lora
@@ -106,14 +107,8 @@ def plan_flags(wildcards):
         targets = [lora.targets] if lora.targets == "all" else lora.targets
         flags += [f"--lora-target={target}" for target in targets]
         flags.append(f"--lora-rank={lora.r}")
-        if len(run.training_stages) == 1:
-            flags.append("--tuning=lora")
-            if finetune.precision not in FROZEN:
-                flags.append("--tuning=full")
-    else:
-        if len(run.training_stages) > 1:
-            flags.append("--tuning=stage1")
-        flags.append("--tuning=full")
+    tunings = ["stage1"] * (len(run.training_stages) - 1) + ["lora" if lora else "full"]
+    flags += [f"--tuning={tuning}" for tuning in tunings]
     if config.gpus > 1:
         flags += [f"--gpus={config.gpus}", f"--nodes={config.nodes}"]
     if not finetune.compile:

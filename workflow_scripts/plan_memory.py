@@ -91,9 +91,9 @@ def main() -> None:
     longest = [build_planned_workload(images.largest, tuning, args, machine) for tuning in tunings]
     workloads = [shorten_workload(workload) for workload in longest] if args.max_length else longest
     batches = choose_batches(args, machine.processes, has_times=card is not None)
-    console = Console()
+    console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=max(120, console.width))  # for files and pipes
+        console = Console(width=max(120, console.width), highlight=False)  # for files and pipes
     with console.status(f"Tracing a step of {architecture.name} with each tuning ({', '.join(tunings)}) …"):
         candidates = search_all(workloads, machine, configs, batches, micro_batches)
         rows = describe_rows(images, longest, workloads, machine, configs, batches, args)
@@ -114,9 +114,9 @@ def main() -> None:
     if times:
         print_times(console, times, [workload.tuning for workload in planned.values()], machine, card, disk)
     for text in args.text:
-        console.print(f"\n{text.read_text(encoding='utf-8')}", end="", markup=False, highlight=False)
+        console.print(f"\n{text.read_text(encoding='utf-8')}", end="", markup=False)
     for note in args.note:
-        console.print(note, markup=False, highlight=False)
+        console.print(note, markup=False)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -42,10 +42,14 @@ def describe_power(settings: PowerSettings) -> str:
         return format_difference(headline.metric, contrast.compute_detectable()).lstrip("+")
 
     several = sorted({*SHOWN_SEEDS, settings.seeds} - {1})
-    sizes = [f"{describe_smallest(seeds)} with {seeds}{' seeds' * (not index)}" for index, seeds in enumerate(several)]
+    smallest = [describe_smallest(seeds) for seeds in several]
+    shown = smallest.index(smallest[-1]) + 1  # more seeds change nothing
+    pairs = zip(smallest[:shown], several, strict=False)
+    sizes = [f"{size} with {seeds}{' seeds' * (not index)}" for index, (size, seeds) in enumerate(pairs)]
+    end = "" if shown == len(several) else f" More seeds change nothing, because {images} limit it."
     lines = [
         f"Power: how small a true difference would four of five comparisons find, on {images}? In the {title} "
-        f"{', '.join(sizes)}."
+        f"{', '.join(sizes)}.{end}"
     ]
     if settings.seeds == 1:
         lines.insert(

@@ -154,9 +154,9 @@ def test_a_complete_model_folder_is_used_unchanged(fresh):
 @pytest.mark.parametrize(
     ("config", "flags"),
     [
-        ((), ""),
-        (("model=qwen3-vl-2b",), "--tuning=lora --tuning=full"),
-        (("model=qwen3-vl-2b", "finetune={precision: nf4}"), "--tuning=lora"),
+        ((), "--tuning=stage1 --tuning=lora"),
+        (("model=qwen3-vl-2b",), "--tuning=lora"),
+        (("model=qwen3-vl-2b", "finetune={lora: null}"), "--tuning=full"),
     ],
 )
 def test_a_model_of_one_stage_has_no_plan_of_stage_1(fresh, config, flags):

@@ -235,7 +235,7 @@ def print_answer(
     chosen = [training.candidate for training in trainings.values() if training.candidate]
     fits = len(chosen) == len(workloads)
     fate = "It fits" if fits else "It does not fit (what would help stands below the table)"
-    console.print(f"[bold]{fate}[/bold]: {escape(workloads[0].architecture.name)}, {tunings}", highlight=False)
+    console.print(f"[bold]{fate}[/bold]: {escape(workloads[0].architecture.name)}, {tunings}")
     lines = []
     if times:
         minutes = pluralize(max(1, round(sum(time.seconds for time in times) / 60)), "minute")
@@ -249,7 +249,7 @@ def print_answer(
         lines.append(("disk", f"{sum(disk.values()):.1f} GiB, and the data"))
     lines += zip(["next", *[""] * len(commands)], commands if fits else (), strict=False)
     for name, text in lines:
-        console.print(f"  {name:13}{text}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  {name:13}{text}", markup=False, soft_wrap=True)
 
 
 def print_plans(
@@ -257,6 +257,7 @@ def print_plans(
 ) -> None:
     """Print a row for each workload and DeepSpeed configuration: the fastest plan that fits, or the nearest one.
 
+    Configurations with equal memory and speed share a row.
     `assumptions` are sentences about the machine and the rows that the plans are for.
     """
     is_narrow = console.width < NARROW_COLUMNS
@@ -267,17 +268,21 @@ def print_plans(
         no_wrap = column == "DeepSpeed" and console.width >= MIN_WIDTH_OF_NAMES
         table.add_column(column, overflow="fold", no_wrap=no_wrap)  # fold: all is legible in a narrow terminal, too
     for workload, candidates in searches:
-        best = find_fastest(candidates)
+        best, rows = find_fastest(candidates), {}  # names and verdicts by the other cells
         for name in dict.fromkeys(candidate.plan.deepspeed for candidate in candidates):
             config_candidates = [candidate for candidate in candidates if candidate.plan.deepspeed == name]
             candidate = find_fastest(config_candidates) or find_nearest(config_candidates, machine)
-            table.add_row(*_build_row(workload, candidate, best, is_narrow))
+            tuning, _, *cells, verdict = _build_row(workload, candidate, best, is_narrow)
+            rows.setdefault((tuning, *cells), []).append((name, verdict))
+        for (tuning, *cells), equal in rows.items():
+            names, verdicts = zip(*equal, strict=True)
+            table.add_row(tuning, _join_names(names), *cells, "chosen" if "chosen" in verdicts else verdicts[0])
         table.add_section()
     console.print(table)
-    console.print(LEGEND, highlight=False)
+    console.print(LEGEND)
     console.print(_describe_machine(machine))
     if assumptions:
-        console.print(assumptions, markup=False, highlight=False)
+        console.print(assumptions, markup=False)
     for workload, candidates in searches:
         _print_advice(console, workload, candidates, machine)
 
@@ -311,6 +316,13 @@ def print_times(
     )
     terms = " + ".join(f"{part} {size:.1f}" for part, size in disk.items())
     console.print(f"  disk {sum(disk.values()):.1f} GiB = {terms}, and the data")
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Return the names of equal configurations, as in "zero0 to zero3"."""
+    plain, others = ([name for name in names if (len(name) == len("zero0")) is is_plain] for is_plain in (True, False))
+    stages = [f"{plain[0]} to {plain[-1]}"] if len(plain) > 2 else plain
+    return ",\n".join([*stages, *others])  # on lines of their own, because long names fill the column
 
 
 def _describe_machine(machine: Machine) -> str:
@@ -349,11 +361,11 @@ def _print_advice(console: Console, workload: Workload, candidates: list[Candida
         for advice in suggest_remedies(workload, candidates, machine):
             console.print(f"  • {advice}")
         return
-    console.print(explain_choice(best, candidates), markup=False, highlight=False)
+    console.print(explain_choice(best, candidates), markup=False)
     for name, parts in (("GPU", best.prediction.gpu), ("host", best.prediction.host)):
         if parts:
             terms = " + ".join(f"{part} {size:.2f}" for part, size in parts.items())
-            console.print(f"  {name} {sum(parts.values()):.2f} GiB = {terms}")
+            console.print(f"  {name} {sum(parts.values()):.1f} GiB = {terms}")
 
 
 def explain_choice(best: Candidate, candidates: list[Candidate]) -> str:

@@ -24,6 +24,8 @@ def test_plan_states_power_and_the_time_of_a_seed(tmp_path):
     first = describe_power(build_power_settings({}, images=500, images_are_known=False, seeds=4))
     assert "500 held-out images (assumed, since the dataset is not made yet)" in first
     assert re.findall(r" with (\d+)", first) == ["2", "3", "4", "5", "10"]
+    few = describe_power(build_power_settings({}, images=10, seeds=4))
+    assert re.findall(r" with (\d+)", few) == ["2", "3"] and "because 10 held-out images limit it" in few
     assert "is known after a first run" in first and first.startswith("Power: ")
     assert describe_power(build_power_settings({}, headline="clip_score")) == (
         "Power: the noise of the CLIPScore is not known before a first run.\n"
