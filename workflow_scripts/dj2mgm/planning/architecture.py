@@ -326,12 +326,12 @@ def _read_model_config(part: str, kind: type[PretrainedConfig] | None = None) ->
     """
     path = _find_part(part)
     if not path.exists() and is_folder_path(part):
-        remedy = "correct the path"
+        problem, remedy = "the folder is missing", "correct the path"
         if part.startswith("model_zoo/"):
             remedy = "docs/models.md names its source"
         elif part.startswith("results/"):
-            remedy = "`snakemake plan` or the first training makes it"
-        raise PlanningError(f"{part}: the folder is missing; {remedy}")
+            problem, remedy = "not made yet", "`snakemake plan` or the first training makes it"
+        raise PlanningError(f"{part}: {problem}; {remedy}")
     if path.is_dir():
         check_model_folder(path)
     elif path.exists():
