@@ -74,9 +74,10 @@ def list_notes(counts, samples):
         for stage, count in counts.items()
     ]
     explained = [
-        f"{stage}: {samples[stage]:,} samples from {count.describe()}, each used about "
-        f"{samples[stage] / count.rows:.3g} times"
+        f"{stage}: {samples[stage]:,} samples from {count.describe()}"
+        + (f", each used about {uses:.3g} times" if uses != 1 else "")
         for stage, count in counts.items()
+        for uses in [samples[stage] / count.rows]
     ]
     return [f"{note[0].upper()}{note[1:]}." for note in explained + notes if note]
 

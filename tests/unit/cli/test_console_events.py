@@ -62,6 +62,21 @@ def test_failed_job_is_shown_before_the_path_of_the_log(console, capsys):
     ]
 
 
+def test_the_log_of_a_failed_job_is_the_only_one(console, capsys, tmp_path):
+    (tmp_path / "train.log").write_text("error: a mistake\n")
+    record = new_record(LogEvent.JOB_ERROR, "", jobid=1)
+    record.log = [str(tmp_path / "train.log")]
+    console.emit(record)
+    console.emit(new_record(None, "Complete log(s): snakemake.log"))
+    console.close()
+    assert capsys.readouterr().err.lower().count("complete log") == 1
+
+
+def test_a_graceful_end_is_announced(console, capsys):
+    console.emit(new_record(None, "Will exit after finishing currently running jobs (scheduler)."))
+    assert capsys.readouterr().err == "stopping when the running stages end; the same command continues\n"
+
+
 def test_failed_job_is_shown_at_the_end(console, capsys):
     console.emit(new_record(LogEvent.JOB_ERROR, "", jobid=1))
     console.close()

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.command_messages import PlannedJob, build_command, summarize_jobs
+from dj2mgm.runs.command_messages import PlannedJob, build_command, list_start_messages, summarize_jobs
 from dj2mgm.storage.files import write_json, write_text
 from paths import PROJECT
+from source_files import PAIR
 
 RUN = "shapes/tiny/baseline"
 PAGE = PlannedJob((f"results/{RUN}/report/report.html",), "baseline")
@@ -120,6 +121,15 @@ def test_an_experiment_has_as_many_rows_as_the_written_reference(runs):
     folder = "shapes/tiny/dj_synth"
     job = PlannedJob((f"results/{folder}/finetune/metrics.json",), "finetune", True, folder)
     assert "  finetune of dj_synth: at most 640 rows, " in summarize_jobs(runs, [job], [PAGE])[2]
+
+
+def test_a_recognized_dataset_that_is_made_is_not_described_again(tmp_path, runs):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/captions.jsonl").write_text(PAIR)
+    runs = Runs({"dataset": "photos"})
+    assert any("recognized as pairs" in line for line in list_start_messages(runs))
+    write_json("results/datasets/photos/summary.json", {})
+    assert not any("recognized as pairs" in line for line in list_start_messages(runs))
 
 
 def test_trainings_are_sorted_by_seed(tmp_path, runs):

@@ -56,6 +56,7 @@ DONE, FAILED, STOPPED, WARNED = "green", "bold red", "yellow", "yellow"  # color
 DIAGNOSIS, MISTAKE = re.compile(r"^diagnosis: ", re.MULTILINE), re.compile(r"^error: .+", re.MULTILINE)
 FAILURE = re.compile(r"Traceback|\b\w*(?:error|exception)\b|\bfatal\b", re.IGNORECASE)
 INTERRUPTED_MESSAGE = "Terminating processes on user request"  # Snakemake's message after Ctrl-C
+STOPPING_MESSAGE = "Will exit after finishing currently running jobs"  # Snakemake's message after SIGTERM
 # Snakemake's messages at each start, for each job and after a failure, which the console replaces or omits
 ROUTINE_LINE = re.compile(
     r"Assuming unrestricted shared|Building DAG|Using shell|Provided (cores|resources|remote)|Rules claiming more"
@@ -206,6 +207,7 @@ class Console(logging.Handler):
         self.shown_reasons: dict[str, str] = {}  # titles of the first failed jobs, by reason
         self.stages_begun = self.stages_done = self.stages = 0
         self.failed = self.interrupted = False
+        self.names_log = False  # of a failed job; that of Snakemake is not needed then
         self.last_message = ""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
@@ -317,6 +319,7 @@ class Console(logging.Handler):
         for path in record.log:
             if reason := LogTail(Path(path)).find_failure_reason():
                 reasons.append(f"\n{reason}\n\nIts complete log: {path}")
+                self.names_log = True
         text = "\n".join(filter(None, reasons)) or (f"{KILLED}." if job.logs else "")
         if text in self.shown_reasons:
             earlier = self.shown_reasons[text]
@@ -341,8 +344,10 @@ class Console(logging.Handler):
             self._show_ended_jobs()
         elif record.levelno >= logging.INFO and text != self.last_message and not ROUTINE_LINE.match(text):
             self._show_ended_jobs()
-            if text.startswith("Complete log") and not self.failed:
+            if text.startswith("Complete log") and (not self.failed or self.names_log):
                 return
+            if text.startswith(STOPPING_MESSAGE):
+                text = "stopping when the running stages end; the same command continues"
             self.last_message = text  # Snakemake repeats some while it waits
             self.screen.say(text, STOPPED if self.interrupted else "")
 

@@ -234,7 +234,8 @@ def list_start_messages(runs: Runs, words: Collection[str] = ()) -> Iterator[str
             "recipes that you have read"
         )
     for dataset in runs.datasets.values() if "check" not in words else ():
-        yield from map(escape_control, dataset.note.splitlines())
+        if not Path(DATASETS_FOLDER, dataset.name, "summary.json").is_file():  # else an earlier command has shown it
+            yield from map(escape_control, dataset.note.splitlines())
     detected = (run.config.model for run in runs if run.dataset.note and "check" not in words)
     for name in sorted({model.name for model in detected if model.trained_by_workflow}):
         yield (
