@@ -52,6 +52,10 @@ def results(tmp_path) -> Path:
 def test_each_experiment_is_listed_once_with_its_report(results):
     entries, unread = find_entries(results, results / "leaderboard/leaderboard.html")
     assert unread == []
+    write_page(results, "half/report", {"baseline": 0.5, "half": 0.6, "half_random": 0.4})
+    with_control, _ = find_entries(results, results / "leaderboard/leaderboard.html")
+    added = sorted(shown.name for shown in with_control if shown not in entries)
+    assert len(with_control) == len(entries) + 2 and {"half", "half_random"} <= {*added}, "the baseline is listed once"
     by_folder = {(shown.parent_folder, shown.name): shown for shown in entries}
     assert by_folder.keys() == {
         (results.name, "baseline"),

@@ -141,8 +141,8 @@ def read_listings(results: Path) -> tuple[dict[tuple[Path, str], list[Listing]],
         except READ_ERRORS as error:
             unread.append(Unread(str(page.relative_to(results)), _describe_error(error)))
             continue
-        # a page of one experiment is inside its folder; a page of several experiments is next to their folders
-        is_own_page = page.parent.name == experiments[-1].name
+        # a page of one experiment and its controls is inside its folder; one of several is next to their folders
+        is_own_page = page.parent.name in {experiment.name for experiment in experiments}
         parent_folder = page.parent.parent if is_own_page else page.parent
         for experiment in experiments:
             listing = Listing(parent_folder, page, modified, experiment)
