@@ -43,6 +43,7 @@ COVERED = """[...document.querySelectorAll(".flow .said")]
     .map(text => text.textContent)"""
 
 OPENED = "document.querySelectorAll('details').forEach(details => (details.open = true))"
+CHANGES = """[...document.querySelectorAll("#changes .scroll")].map(box => box.scrollWidth <= box.clientWidth)"""
 HEIGHT = "document.documentElement.scrollHeight"
 MAX_HEIGHT = 10_000  # px of a page on a phone, until details are opened
 FIRST = """[...document.querySelectorAll("h1, .verdict-card:first-of-type, .verdict-card:first-of-type code")]
@@ -80,6 +81,8 @@ def test_the_page_is_drawn_completely_at_every_width(browser: Page, report, smal
         browser.open(page, width, dark=dark)
         browser.evaluate(OPENED)
         check_layout(browser, width)
+    if width < 700:
+        assert {*browser.evaluate(CHANGES)} == {True}, "a table on a phone needs no scrolling"
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 900)])

@@ -1,6 +1,7 @@
 """The verdict on the first screen of a page."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from scipy import stats
 from dj2mgm.evaluation.run_scores import MetricValues
 from dj2mgm.reporting.comparison import compare_with_first, find_headline, format_difference, format_interval
 from dj2mgm.reporting.experiment_results import load_experiments
+from dj2mgm.reporting.report_page import write_report_page
 from dj2mgm.reporting.variants_page import VariantsPage, write_variants_page
 from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
@@ -494,3 +496,12 @@ def test_statements_stay_within_the_range_of_a_share(page):
     assert "more than one of five comparisons would miss the largest possible difference" in result.certainty
     points = [float(number.replace("−", "-")) for number in re.findall(r"[+−]\d+\.\d", result.statement)]
     assert len(points) == 3 and max(map(abs, points)) <= 100
+
+
+def test_a_command_of_two_verdicts_is_shown_once(tmp_path):
+    assessment = Assessment(load_experiments(write_results(tmp_path / "results")))
+    card = replace(assessment.cards[0], next_step="Run:", command="snakemake more", withheld=None)
+    assessment.__dict__["cards"] = [card, replace(card, verdict=replace(card.verdict, experiment="baseline"))]
+    write_report_page(assessment, tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert html.count("<code>snakemake more</code>") == html.count("(The same command as above.)") == 1

@@ -140,7 +140,7 @@ def write_verdict_cards(
         if not target and verdict.kind != VerdictKind.NONE:
             control = _build_control_command(comparison, experiments)
         if fallen:
-            label = f"{label}, {'some scores' if later_experiments else 'captions'} got worse"
+            label = f"{label}, {'some scores got worse' if later_experiments else 'captions worse than after stage 1'}"
             tone = VerdictKind.UNDECIDED.tone
             if later_experiments:
                 step = f"{LOSS_ADVICE} {step}".strip()
@@ -179,7 +179,7 @@ def _describe_lost_captions(experiment: ExperimentResults) -> str:
     if not lost:
         return ""
     return (
-        f"Captions are worse than after stage 1, before fine-tuning: {join_words(lost)} (95 % intervals exclude 0). "
+        f"Fine-tuning made captions worse than they were after stage 1: {join_words(lost)} (95 % intervals exclude 0). "
         f"{CAPTION_LOSS_ADVICE}"
     )
 
