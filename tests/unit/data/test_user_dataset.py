@@ -268,6 +268,7 @@ def test_missing_images_are_counted_and_the_first_is_named(tmp_path):
     (tmp_path / "0.png").write_bytes(b"x")
     message = (
         r"only 0 of 12 images can be read \(11 missing, 1 undecodable; the first is (.*)\), and .*; correct the paths, "
+        r".*config/datasets/, whose lines a dry run \(-n\) prints"
     )
     with pytest.raises(InputError, match=message) as error:
         write_files(settings, tmp_path / "out")

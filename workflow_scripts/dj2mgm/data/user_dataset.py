@@ -123,7 +123,8 @@ def _select_split(pairs: PretrainSplit, share: float) -> tuple[list[dict], HeldO
     if len(evaluation) < MIN_HELD_OUT:
         if unreadable.reasons:
             remedy = advise_unpacking_images(Path(unreadable.first)) or (
-                "correct the paths, their base folder `images`, or the column of the images in `columns`"
+                "correct the paths, or their base folder `images` or column in `columns` of the dataset's file in "
+                "config/datasets/, whose lines a dry run (-n) prints"
             )
             raise InputError(
                 f"{pairs.title}: only {len(evaluation)} of {images} images can be read ({unreadable}), and at least "
