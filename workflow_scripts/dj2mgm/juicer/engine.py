@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
+from data_juicer.ops.base_op import Deduplicator, Filter, Mapper, Selector
 from loguru import logger
 
 from dj2mgm.cli.messages import Progress, note
@@ -26,7 +27,6 @@ from dj2mgm.juicer.operators.declarations import (
     get_batch_method,
     get_declarations,
     has_model,
-    keeps_or_drops_rows,
     merge_reports,
 )
 from dj2mgm.juicer.partitions import count_rows, import_rows, iterate_column_values, list_partitions, read_counts
@@ -60,7 +60,7 @@ def check_installed(steps: Sequence[RecipeStep]) -> None:
             )
         if problems := check_arguments(step.name, step.arguments):
             raise InputError(f"{step.location}: {'; '.join(problems)}; see Data-Juicer's page of the operator")
-        if not keeps_or_drops_rows(OPERATORS.modules[step.name]):
+        if not issubclass(OPERATORS.modules[step.name], Filter | Mapper | Deduplicator | Selector):
             raise make_row_merge_error(step.location, step.name)
 
 

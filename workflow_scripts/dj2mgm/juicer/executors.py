@@ -17,7 +17,7 @@ import pyarrow as pa
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
 from dj2mgm.juicer.chain import Chain
-from dj2mgm.juicer.partitions import iterate_batches, list_batches, read_record_batch
+from dj2mgm.juicer.partitions import iterate_batches, list_batches, read_batch
 from dj2mgm.juicer.patched_data_juicer import load_ray_dataset_class, make_package_error
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.script_modules import SCRIPTS
@@ -132,4 +132,4 @@ def _run_on_ray(chain: Chain, partitions: list[Path]) -> Iterator[pa.Table]:
 
 def _read_batch(locations: dict) -> pa.Table:
     [path], [number] = locations["path"], locations["number"]
-    return read_record_batch(str(path), int(number))
+    return read_batch(str(path), int(number))

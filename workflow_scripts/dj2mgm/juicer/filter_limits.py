@@ -13,11 +13,11 @@ import numpy as np
 from dj2mgm.data.images import UnreadableImages
 from dj2mgm.data.score_limits import UNLIMITED_FROM
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.operators.declarations import get_decision_method, get_declarations
+from dj2mgm.juicer.engine import Engine
+from dj2mgm.juicer.operators.declarations import get_declarations
 from dj2mgm.juicer.partitions import iterate_column_values
-from dj2mgm.juicer.patched_data_juicer import OP, Fields, Filter
-from dj2mgm.recipes.statistic_limits import find_limit_arguments
-from dj2mgm.records.stage_records import OperatorSummary
+from dj2mgm.juicer.patched_data_juicer import OP, Filter
+from dj2mgm.recipes.statistic_limits import find_limit_arguments, read_statistic_operators
 from dj2mgm.storage.files import read_jsonl
 
 KEPT_SHARES = (0.1, 0.25, 0.5)  # approximate shares that the suggested limits would keep
@@ -66,33 +66,19 @@ class NoRowsKeptError(InputError):
     """The error for a recipe that has run to its end without a row to write."""
 
 
-class ReadTracker(dict):
-    """Stats of one row, which remember the keys that were read."""
-
-    def __init__(self, stats: dict):
-        super().__init__(stats)
-        self.read: set[str] = set()
-
-    def __getitem__(self, key: str):
-        self.read.add(key)
-        return super().__getitem__(key)
-
-
-def make_no_rows_error(
-    rows_in: int, summaries: list[OperatorSummary], operators: list[OP], trace: Path, rows: Path
-) -> NoRowsKeptError:
+def make_no_rows_error(engine: Engine, trace: Path) -> NoRowsKeptError:
     """Return the error to raise if the last finished operator kept no row.
 
     It names the operator that dropped the most rows, the range of its statistic, and limits that would keep some rows.
-    `trace` lists the dropped rows, which here are all input rows. `rows` is the folder of the input's partitions.
+    `trace` lists the dropped rows, which here are all input rows.
     """
-    worst = max(summaries, key=lambda summary: summary.dropped)
-    operator = operators[worst.step - 1]
+    rows_in, worst = engine.rows_in, max(engine.summaries, key=lambda summary: summary.dropped)
+    operator = engine.operators[worst.step - 1]
     dropped = [row for row in read_jsonl(trace) if row["event"] == "dropped" and row["step"] >= worst.step]
     if stat := get_declarations(operator).unreadable_stat:
         reasons = {row["id"]: row["stats"][stat] for row in dropped if row["step"] == worst.step}
         unreadable = UnreadableImages()
-        for identifier, images in iterate_column_values(rows, "id", "images"):
+        for identifier, images in iterate_column_values(engine.folders[0], "id", "images"):
             if identifier in reasons:
                 unreadable.add(reasons[identifier], images[0])
         return NoRowsKeptError(
@@ -109,26 +95,17 @@ def make_no_rows_error(
 
 def _describe_distribution(operator: OP, stats: list[dict]) -> str:
     """Return ` (image_text_similarity: lowest …; min_score 0.1 would keep 12 %, …)` for a filter with one statistic."""
-    key = _find_decisive_stat(operator, stats)
-    values = np.array(list(_extract_numbers(stats, key)) if key else [])
+    name = operator._name.removeprefix("batched_")
+    keys = [key for key, (filter_name, _) in read_statistic_operators().items() if filter_name == name]
+    values = np.array(list(_extract_numbers(stats, keys[0])) if len(keys) == 1 else [])
     if not len(values):
         return ""
+    [key] = keys
     text = (
         f"{key}: lowest {_format(values.min())}, median {_format(np.median(values))}, highest {_format(values.max())}"
     )
     limits = [f"{limit} would keep {share:.0%}" for limit, share in _suggest_limits(operator, key, values)]
     return f" ({'; '.join([text, ', '.join(limits)] if limits else [text])})"
-
-
-def _find_decisive_stat(operator: OP, stats: list[dict]) -> str | None:
-    """Return the stat by which a filter decides; None if there are several, or if the operator is not a filter."""
-    decide = get_decision_method(operator)
-    for row in stats if decide else ():
-        tracker = ReadTracker(row)
-        list(decide({Fields.stats: [tracker]}))
-        if tracker.read:
-            return tracker.read.pop() if len(tracker.read) == 1 else None
-    return None
 
 
 def _extract_numbers(stats: list[dict], key: str) -> Iterator[float]:

@@ -59,22 +59,20 @@ def count_rows(folder: Path) -> int:
     return sum(read_counts(partition)["rows"] for partition in list_partitions(folder))
 
 
-def iterate_batches(partition: Path) -> Iterator[pa.Table]:
-    """Yield the record batches. The file is not mapped into memory, since its pages would stay there."""
+def list_batches(partition: Path) -> list[tuple[str, int]]:
+    """Return file and number of each record batch, for `read_batch`."""
     with pa.OSFile(str(partition / FILE)) as file, pa.ipc.open_file(file) as reader:
-        for number in range(reader.num_record_batches):
-            yield pa.Table.from_batches([reader.get_batch(number)])
+        return [(str(partition / FILE), number) for number in range(reader.num_record_batches)]
 
 
-def list_batches(partition: Path) -> Iterator[tuple[str, int]]:
-    """Yield file and number of each batch, for `read_record_batch`."""
-    with pa.OSFile(str(partition / FILE)) as file, pa.ipc.open_file(file) as reader:
-        yield from ((str(partition / FILE), number) for number in range(reader.num_record_batches))
-
-
-def read_record_batch(path: str, number: int) -> pa.Table:
+def read_batch(path: str, number: int) -> pa.Table:
+    """Return a record batch. The file is not mapped into memory, since its pages would stay there."""
     with pa.OSFile(path) as file, pa.ipc.open_file(file) as reader:
         return pa.Table.from_batches([reader.get_batch(number)])
+
+
+def iterate_batches(partition: Path) -> Iterator[pa.Table]:
+    return (read_batch(*location) for location in list_batches(partition))
 
 
 def iterate_column_values(folder: Path, *columns: str) -> Iterator[tuple]:

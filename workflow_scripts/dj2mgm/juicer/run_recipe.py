@@ -74,8 +74,7 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
         recipe_engine.run(data)
         join_traces(recipe_engine.folders, len(steps), working / TRACE)
         if not recipe_engine.rows_out:
-            steps_done, first = recipe_engine.summaries, recipe_engine.folders[0]
-            raise make_no_rows_error(recipe_engine.rows_in, steps_done, recipe_engine.operators, working / TRACE, first)
+            raise make_no_rows_error(recipe_engine, working / TRACE)
         rows_kept = write_jsonl(
             output_dir / rows_file, iterate_output_rows(recipe_engine.folders[-1], settings.image_root)
         )

@@ -173,18 +173,15 @@ def _check_top_level_keys(location: object, recipe: dict, prefix: str, trusted: 
             raise InputError(
                 f"{location}: a recipe has no key '{prefix}{str(key)[:MAX_NAME_LENGTH]}', only {keys}; {remedy}"
             )
-    if (executor := recipe.get("executor", EXECUTORS[0])) not in EXECUTORS:
-        raise InputError(
-            f"{location}: '{prefix}executor' must be {' or '.join(EXECUTORS)}, found {shorten_value(executor)}"
-        )
-    if recipe.get("rows", PAIRS) not in ROW_KINDS:
-        raise InputError(
-            f"{location}: '{prefix}rows' must be {' or '.join(ROW_KINDS)}, found {shorten_value(recipe['rows'])}"
-        )
+    for key, choices in (("executor", EXECUTORS), ("rows", ROW_KINDS)):
+        if (value := recipe.get(key, choices[0])) not in choices:
+            raise InputError(
+                f"{location}: '{prefix}{key}' must be {' or '.join(choices)}, found {shorten_value(value)}"
+            )
     address = recipe.get("ray_address")
     if address is not None and not isinstance(address, str):
         raise InputError(f"{location}: '{prefix}ray_address' must be a string, found {shorten_value(address)}")
-    if address is not None and executor != "ray":
+    if address is not None and recipe.get("executor") != "ray":
         raise InputError(f"{location}: '{prefix}ray_address' needs 'executor: ray'")
     if address is not None and not trusted and not LOCAL_RAY.fullmatch(address):
         raise InputError(

@@ -323,11 +323,6 @@ def get_declarations(operator: OP | type[OP] | None) -> Declarations:
     return operator if issubclass(_get_class(operator), Declarations) else NOTHING_DECLARED
 
 
-def keeps_or_drops_rows(operator: OP | type[OP]) -> bool:
-    """Return whether rows are kept, edited or dropped; other operators merge or group rows."""
-    return issubclass(_get_class(operator), Filter | Mapper | Deduplicator | Selector)
-
-
 def has_model(operator: OP) -> bool:
     return operator._accelerator == "cuda" or is_unforkable(operator)
 
