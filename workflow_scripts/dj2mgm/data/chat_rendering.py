@@ -5,7 +5,6 @@ process forks a renderer process, which ends when its parent ends. A template is
 constant expressions, such as `'a' * 10**10`, when it compiles.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -48,19 +47,21 @@ class _Renderer:
             self.connection.send_bytes(json.dumps(request).encode())
             return json.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
-            raise InputError(self._describe_end()) from None
-
-    def _describe_end(self) -> str:
-        """Return a message about the limit that the ended process has reached."""
-        if os.WTERMSIG(os.waitpid(self.pid, 0)[1]) == signal.SIGPROF:
-            return f"it takes more than {CPU_S:g} s for one conversation"
-        return f"it takes more than {MEMORY_LIMIT >> 20} MiB of memory for one conversation"
+            reason = f"{MEMORY_LIMIT >> 20} MiB of memory"
+            if os.WTERMSIG(self._wait()) == signal.SIGPROF:
+                reason = f"{CPU_S:g} s"
+            raise InputError(f"it takes more than {reason} for one conversation") from None
 
     def end(self) -> None:
         self.connection.close()
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended already
+        if self.pid:
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            self._wait()
+
+    def _wait(self) -> int:
+        """Wait for the end of the process, whose id another process may get afterwards; return its status."""
+        pid, self.pid = self.pid, 0
+        return os.waitpid(pid, 0)[1]
 
 
 _lock = threading.Lock()
