@@ -19,5 +19,7 @@ rule help:
     log:
         "results/help/help.log",
     localrule: True
+    conda:
+        "../envs/evaluate.yaml"
     shell:
         f"cat {quote_script_path('help.txt')} 2> {{log:q}}"

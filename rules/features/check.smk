@@ -61,5 +61,7 @@ rule check:
     log:
         "results/check/check.log",
     localrule: True
+    conda:
+        "../../envs/evaluate.yaml"
     shell:
         "(if grep '^error: ' {input.text:q} >&2; then exit 2; fi; cat {input.text:q}) 2> {log:q}"
