@@ -23,7 +23,7 @@ JOBS = [plan_job("evaluate_vqa", "evaluate_vqa"), plan_job("finetune", "finetune
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch) -> Runs:
-    monkeypatch.setattr("dj2mgm.runs.training_checks.GPU_DEVICES", [])
+    monkeypatch.setattr("dj2mgm.runs.stage_settings.GPU_DEVICES", [])
     (tmp_path / "config").symlink_to(PROJECT / "config")
     monkeypatch.chdir(tmp_path)
     return Runs({})
@@ -52,10 +52,10 @@ def test_models_to_fetch_are_named_in_whole_lines(runs):
 def test_the_command_for_the_time_has_the_same_configuration(runs, monkeypatch):
     """Without a GPU, `plan` predicts no minutes and is not named."""
     arguments = ["dataset=/data/my photos", "benchmarks=[]"]
-    monkeypatch.setattr("dj2mgm.runs.training_checks.GPU_DEVICES", ["/dev/null"])
+    monkeypatch.setattr("dj2mgm.runs.stage_settings.GPU_DEVICES", ["/dev/null"])
     text = " ".join(line.strip() for line in summarize_jobs(runs, JOBS, [PAGE], (), arguments))
     assert "`snakemake plan --config 'dataset=/data/my photos' 'benchmarks=[]'` predicts it." in text
-    monkeypatch.setattr("dj2mgm.runs.training_checks.GPU_DEVICES", [])
+    monkeypatch.setattr("dj2mgm.runs.stage_settings.GPU_DEVICES", [])
     text = " ".join(line.strip() for line in summarize_jobs(runs, JOBS, [PAGE], (), arguments))
     assert "snakemake plan" not in text and "the first steps of each tell its time" in text
 

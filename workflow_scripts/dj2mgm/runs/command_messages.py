@@ -12,11 +12,11 @@ from statistics import median
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER, find_dataset_source
-from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.model_files.missing_models import MissingModelError, check_clip_folder, check_model_folders
 from dj2mgm.records.stage_records import read_jsonl_summary
 from dj2mgm.runs.all_runs import Runs
+from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.layers import EMBEDDED_DEFAULTS
 from dj2mgm.runs.pages import list_page_experiments, read_benchmark_seconds
 from dj2mgm.runs.stage_settings import has_gpu
@@ -60,12 +60,15 @@ def assign_rows(counts: dict[str, RowCount], stages: Collection[str]) -> dict[st
 
 
 def _read_counts(runs: Runs, run: Run, planned_folders: Collection[Path]) -> dict[str, RowCount]:
-    """Return the rows of both training files by stage."""
-    written, made = Path(runs.find_stage_folder(run, "jsonl")), Path(DATASETS_FOLDER, run.dataset.name)
-    if (written / "summary.json").is_file() and written not in planned_folders:
-        files = read_jsonl_summary(written / "summary.json").files
-        return {stage: RowCount(files[stage].rows_out, files[stage].different_rows, True) for stage in TRAINING_STAGES}
-    settings = run.dataset.settings
+    """Return the rows of both training files by stage; a run without these files gets as many rows as the reference."""
+    for owner in (run, runs.get(REFERENCE, run.seed)):
+        written = Path(runs.find_stage_folder(owner, "jsonl"))
+        if (written / "summary.json").is_file() and written not in planned_folders:
+            files = read_jsonl_summary(written / "summary.json").files
+            rows = {stage: files[stage].rows_out for stage in TRAINING_STAGES}
+            different = {stage: files[stage].different_rows for stage in TRAINING_STAGES} if owner is run else rows
+            return {stage: RowCount(rows[stage], different[stage], owner is run) for stage in TRAINING_STAGES}
+    settings, made = run.dataset.settings, Path(DATASETS_FOLDER, run.dataset.name)
     if (made / "summary.json").is_file() and made not in planned_folders:
         rows = read_json(made / "summary.json")
     elif settings.is_rendered:
@@ -154,15 +157,15 @@ def _check_dataset(runs: Runs, name: str) -> None:
     new_settings = runs.datasets[name].settings.file_content() if name in runs.datasets else {}
     old, new = (
         find_dataset_source(name, settings)
-        for settings in (read_if_whole(Path(DATASETS, name, "config.yaml")), new_settings)
+        for settings in (read_if_whole(Path(DATASETS_FOLDER, name, "config.yaml")), new_settings)
     )
     if name in list_config_names("datasets") or not (old and new and old.exists()) or old.resolve() == new.resolve():
         return
-    if (Path(DATASETS, name) / "summary.json").is_file():
+    if (Path(DATASETS_FOLDER, name) / "summary.json").is_file():
         raise InputError(
-            f"{DATASETS}/{name}: it was made from {old}, and this command would replace it with {new}. Add "
+            f"{DATASETS_FOLDER}/{name}: it was made from {old}, and this command would replace it with {new}. Add "
             f"`--config {shlex.quote(f'dataset={old}')}` to continue with it, rename one of the folders, or delete "
-            f"{DATASETS}/{name} and results/{name}"
+            f"{DATASETS_FOLDER}/{name} and results/{name}"
         )
 
 

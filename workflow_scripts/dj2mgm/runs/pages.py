@@ -7,7 +7,6 @@ from csv import DictReader
 from pathlib import Path
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER, Dataset
-from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER as DATASETS
 from dj2mgm.errors import InputError
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiment_recipes import read_recipes
@@ -161,7 +160,7 @@ def build_power_settings(runs: Runs) -> dict:
 
 def _count_held_out_images(run: Run) -> int | None:
     """Return the number of held-out images; None if the dataset is not made yet and does not state it."""
-    summary = Path(DATASETS, run.dataset.name, "summary.json")
+    summary = Path(DATASETS_FOLDER, run.dataset.name, "summary.json")
     if summary.is_file():
         return read_json(summary).get("evaluation")
     return run.dataset.settings.evaluation_images if run.dataset.settings.is_rendered else None
@@ -186,7 +185,7 @@ def _list_finished_runs(runs: Runs, experiment: str) -> list[dict]:
 
 def find_decisive_score(runs: Runs) -> str:
     """Return the score that decides with the held-out data of the reference, or the headline if they are not made."""
-    file = Path(DATASETS, runs.first_seed(REFERENCE).dataset.name, "evaluation.jsonl")
+    file = Path(DATASETS_FOLDER, runs.first_seed(REFERENCE).dataset.name, "evaluation.jsonl")
     has_questions = not file.is_file() or any(row.get("questions") for row in read_jsonl(file))
     return runs.shared.report.locate_headline(has_questions).key
 
@@ -228,7 +227,7 @@ def check_reported(runs: Runs, experiment: str, score: str | None, setting: str)
 
 def _has_objects(run: Run) -> bool:
     """Return whether the objects in held-out images are known."""
-    settings, generated_file = run.dataset.settings, Path(DATASETS, run.dataset.name, "evaluation.jsonl")
+    settings, generated_file = run.dataset.settings, Path(DATASETS_FOLDER, run.dataset.name, "evaluation.jsonl")
     if settings.is_rendered:
         return True
     evaluation = getattr(settings, "evaluation", None)
