@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dj2mgm.training.checkpoints import compute_fingerprint, compute_input_digest
+from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest
 from dj2mgm.training.settings import TrainingSettings
 
 BATCH = {"global_batch_size": 8, "micro_batch_size": 1, "gradient_accumulation_steps": 8, "gpus": 1}

@@ -10,25 +10,18 @@ is used.
 
 The last checkpoints remain until Snakemake has recorded that all of its targets are complete. If Snakemake is killed
 before its stage ends, or the stage during its own exit, the stage is started again and then has nothing left to train.
-
-The fingerprint of a stage tells whether a checkpoint may be resumed.
 """
 
 import hashlib
 import json
 import os
 import shutil
-import sys
-import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.model_folders import MODEL_SUFFIXES
-from dj2mgm.script_modules import find_modules
-from dj2mgm.storage.files import compute_sha256, read_json, write_json
-from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.storage.files import read_json, write_json
 
 COMPLETE_FILE = "complete.json"
 MAX_CHECKPOINTS = 2
@@ -178,39 +171,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def compute_fingerprint(settings: TrainingSettings, digest: str) -> str:
-    """Return a fingerprint of settings, and of inputs and code by their digest.
-
-    It is equal for two runs that give the same weights except for rounding. Settings without effect on the weights are
-    left out.
-    """
-    return f"{digest}:{settings.select_weight_settings()!r}"
-
-
-def compute_input_digest(inputs: dict[str, Path]) -> str:
-    """Return a digest of the stage's code and inputs, on which its weights depend in addition to its settings."""
-    files = find_modules(Path(sys.argv[0]))
-    for path in inputs.values():
-        files += list_model_files(path) if path.is_dir() else [path]
-    return compute_sha256(*files)
-
-
-def list_model_files(folder: Path) -> list[Path]:
-    """Return the files of a model folder: weights, configuration, tokenizer and its chat template."""
-    return [file for suffix in MODEL_SUFFIXES for file in sorted(folder.rglob(f"*{suffix}"))]
-
-
-def run_in_background(function: Callable, *args) -> Future:
-    """Run a function in a daemon thread and return its future result."""
-    future: Future = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*args))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future

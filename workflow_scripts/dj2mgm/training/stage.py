@@ -28,13 +28,8 @@ from dj2mgm.planning.step import Workload
 from dj2mgm.settings.training_stages import AUTO, FROZEN, count_steps, describe_steps, find_fixed_sizes
 from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
 from dj2mgm.training.build_locks import remove_stale_locks
-from dj2mgm.training.checkpoints import (
-    compute_fingerprint,
-    compute_input_digest,
-    discard_checkpoints,
-    find_checkpoint,
-    run_in_background,
-)
+from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
+from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest, run_in_background
 from dj2mgm.training.frozen_layers import replace_frozen_layers, require_fp8
 from dj2mgm.training.memory_plan import (
     build_architecture,
