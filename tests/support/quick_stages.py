@@ -48,7 +48,7 @@ write("scores.jsonl", scores if stage == "evaluate_vqa" else [])
 judges = [{"name": "clip", "kind": "CLIP", "selects": [], "sees": False}]
 groups = {"finetune/own": {"answer_probability": {}}} if stage == "evaluate_vqa" else {}
 metrics = {"seed": seed, "steps": 40, "groups": groups, "judges": judges, "questions": 1, "prompt": ""}
-metrics |= {"engine": {}, "samples": 40, "train_seconds": 60.0}
+metrics |= {"engine": {}, "rows": 40, "samples": 40, "planned_steps": 40, "train_seconds": 60.0, "versions": {}}
 write("metrics.json", value=metrics)
 row_count = 9 if experiment == "baseline" else 8
 rows = {"pretrain": {"rows_in": 9, "rows_out": row_count, "dropped": {}, "repeated": 0}}

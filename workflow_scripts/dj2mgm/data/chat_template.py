@@ -4,6 +4,7 @@ A template is Jinja, rendered as in transformers, but in a process with limits, 
 config/chat_templates contains the templates of the published MGM (`plain`, `gemma`) and of Qwen (`chatml`).
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -11,13 +12,14 @@ from typing import Self
 from transformers import PreTrainedTokenizerBase
 
 from dj2mgm.control_tokens import find_control_token
-from dj2mgm.data.chat_rendering import GENERATION_TAG, render_chat
+from dj2mgm.data.chat_rendering import render_chat
 from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN
 from dj2mgm.errors import InputError
 from dj2mgm.settings.models import OF_THE_TOKENIZER, read_chat_template
 
 Segments = list[tuple[str, bool]]  # text, and whether it is an answer, which the loss covers
 
+GENERATION_TAG = re.compile(r"{%-?\s*generation\s*-?%}")
 ANSWER_SEPARATOR = "\ue000"  # separates answers in a check; a character of Unicode's private use area
 TEMPLATE_REMEDY = "write the template as a file in config/chat_templates and set its name (docs/models.md)"
 

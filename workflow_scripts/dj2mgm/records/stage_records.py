@@ -222,7 +222,7 @@ class TrainingRecord:
 def read_training_record(path: Path) -> TrainingRecord:
     values = read_json(path)
     return _read_fields(
-        TrainingRecord, values, scores=values["scores"] and _read_fields(ScoringRecord, values["scores"])
+        TrainingRecord, values, scores=values.get("scores") and _read_fields(ScoringRecord, values["scores"])
     )
 
 
