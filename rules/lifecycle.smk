@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dj2mgm.cli import console
 from dj2mgm.cli.command_line import SWITCHES
+from dj2mgm.cli.console import lift_default_job_limit
 from dj2mgm.cli.run_lock import (
     check_scheduler,
     end_run,
@@ -12,7 +13,6 @@ from dj2mgm.cli.run_lock import (
     restart_snakemake,
     start_run,
 )
-from dj2mgm.cli.console import lift_default_job_limit
 from dj2mgm.runs.command_messages import list_start_messages
 from dj2mgm.torch_environment import (
     limit_compiled_code,
@@ -35,8 +35,8 @@ if workflow.is_main_process:
         print(message, file=sys.stderr)
 
 
-# Rules that write nothing but their log. Features add theirs. A command that runs no other needs no lock, and one whose
-# targets they are runs beside a run that makes other files.
+# Rules that write nothing but their log. Features add theirs. A command that runs no other needs no lock. A command that
+# names only these runs beside a run that does not use the files that it makes.
 UNLOCKED_RULES = {"doctor", "help", "plan"}
 
 
@@ -60,7 +60,12 @@ onstart:
             check_scheduler(workflow.executor_plugin.name)
             taken_over = start_run(
                 on_cluster=workflow.non_local_exec,
-                planned_files={str(file) for job in jobs for file in job.output},
+                made_files={str(file) for job in jobs for file in job.output},
+                used_files={
+                    str(file)
+                    for job in workflow.dag.jobs
+                    for file in (*job.input, *job.output)
+                },
                 is_short={job.rule.name for job in workflow.dag.targetjobs}
                 <= UNLOCKED_RULES,
             )
@@ -70,8 +75,8 @@ onstart:
 
 
 onsuccess:
+    end_run(on_cluster=workflow.non_local_exec)
     if is_locked_here():
-        end_run(on_cluster=workflow.non_local_exec)
         discard_finished(
             Path(RUNS.find_stage_folder(run, stage))
             for run in RUNS.iterate_with_results()
@@ -81,6 +86,6 @@ onsuccess:
 
 
 onerror:
+    end_run(on_cluster=workflow.non_local_exec)
     if is_locked_here():
-        end_run(on_cluster=workflow.non_local_exec)
         RUNS.reuse.write_notes(RUNS.iterate_with_results())

@@ -54,7 +54,7 @@ def test_a_command_that_only_reads_works_during_a_run(fresh):
         assert "snakemake <target>" in fresh.run("help")
         assert not (fresh.folder / ".snakemake/owner.json").exists()
         assert "another run is in progress" in fresh.run("check", ok=False), "it does not know what the run makes"
-        note = {"host": "elsewhere", "pid": 1, "started": 1.0, "planned_files": ["results/other"]}
+        note = {"host": "elsewhere", "pid": 1, "started": 1.0, "used_files": ["results/other"]}
         (fresh.folder / ".snakemake/owner.json").write_text(json.dumps(note))
         assert "Thumbnails and details" in fresh.run("check"), "the run makes other files"
 

@@ -79,7 +79,7 @@ def test_an_invalid_owner_file_is_ignored(folder, note):
 RUN = """
 import sys
 from dj2mgm.cli.run_lock import start_run
-start_run(False, ["results/a"])
+start_run(False, ["results/b"], ["results/a", "results/b"])
 print("running", flush=True)
 sys.stdin.read()
 """
@@ -105,25 +105,39 @@ def test_two_runs_in_one_folder_exclude_each_other(other_run, monkeypatch):
         start_run(on_cluster=False)
 
 
-def test_a_short_command_runs_beside_a_run_that_makes_other_files(other_run, monkeypatch):
+def test_a_short_command_runs_beside_a_run_that_uses_other_files(other_run, monkeypatch):
     monkeypatch.setattr("dj2mgm.cli.run_lock.ATTEMPTS", 1)
     note = OWNER_FILE.read_text()
-    assert not start_run(False, ["results/b"], is_short=True)
+    assert not start_run(False, ["results/c"], is_short=True)
     assert not run_lock.is_locked_here() and OWNER_FILE.read_text() == note
     beside = run_lock._lock
-    with pytest.raises(InputError, match="another run is in progress"):
-        start_run(False, ["results/b"], is_short=True)
+    with pytest.raises(InputError, match="another command starts"):
+        start_run(False, ["results/d"], is_short=True)
     other_run.kill()
     other_run.wait()
-    with pytest.raises(InputError, match="a check or plan is making data"):
+    with pytest.raises(InputError, match="another command starts"):
         start_run(False)
+    end_run(False)
+    assert not run_lock.SIDE_NOTE_FILE.exists()
     beside.close()
 
 
-def test_a_short_command_waits_for_a_run_that_makes_its_files(other_run, monkeypatch):
+@pytest.mark.parametrize("file", ["results/a", "results/b"], ids=["read", "made"])
+def test_a_short_command_waits_for_a_run_that_uses_its_files(other_run, monkeypatch, file):
     monkeypatch.setattr("dj2mgm.cli.run_lock.ATTEMPTS", 1)
-    with pytest.raises(InputError, match="makes results/a, which this command also needs"):
-        start_run(False, ["results/a", "results/b"], is_short=True)
+    with pytest.raises(InputError, match=f"uses {file}, which this command makes"):
+        start_run(False, [file, "results/c"], is_short=True)
+
+
+def test_stages_of_a_killed_short_command_are_ended(folder, monkeypatch):
+    environment = os.environ | {"PYTHONPATH": str(PROJECT / "workflow_scripts")}
+    stage = [sys.executable, "-c", "import time; time.sleep(60)", "workflow_scripts/make_dataset.py"]
+    with subprocess.Popen(stage, env=environment, start_new_session=True) as process:
+        OWNER_FILE.parent.mkdir(exist_ok=True)
+        note = run_lock._describe_process() | {"process_group": process.pid}
+        run_lock.SIDE_NOTE_FILE.write_text(json.dumps(note))
+        start_run(False)
+        assert process.wait(10) == -signal.SIGKILL and not run_lock.SIDE_NOTE_FILE.exists()
 
 
 def test_a_killed_run_that_nobody_waits_for_blocks_no_other(other_run, capsys):

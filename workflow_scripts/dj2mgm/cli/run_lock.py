@@ -5,7 +5,8 @@ stages again while the old ones are still running. So each run holds a kernel lo
 writes a note about itself. The next run ends the local stages of a killed run. It waits for jobs in Slurm, which record
 their completion themselves. Snakemake's own lock, which outlives its process, is off (profiles/default).
 
-A run also notes the files that it makes. A short command, such as `check`, runs beside it if it makes none of them.
+A run also notes the files that it reads or makes. A short command, such as `check`, runs beside it if it makes none of
+them. It holds a second lock and has a note of its own, so that the next command ends its stages if it is killed.
 """
 
 import errno
@@ -29,7 +30,8 @@ from dj2mgm.storage.files import read_if_whole, write_json
 SNAKEMAKE_FOLDER = Path(".snakemake")
 OWNER_FILE = SNAKEMAKE_FOLDER / "owner.json"
 LOCK_FILE = SNAKEMAKE_FOLDER / "owner.lock"
-SIDE_LOCK_FILE = SNAKEMAKE_FOLDER / "side.lock"  # of a short command beside a run
+# of a short command beside a run; a run holds the lock, too, until its note is written
+SIDE_LOCK_FILE, SIDE_NOTE_FILE = SNAKEMAKE_FOLDER / "side.lock", SNAKEMAKE_FOLDER / "side.json"
 # %i is a job's number, %Z the folder it was submitted from, %k a comment, in which both cluster profiles put the rule.
 # The states are all states before a job's end; by default, squeue leaves out jobs that an administrator suspended.
 LIST_JOBS = ["squeue", "--me", "--noheader", "--states=PD,CF,R,S,ST,CG,RQ,SI", "--format=%i|%Z|%k"]
@@ -42,13 +44,16 @@ ATTEMPTS, ATTEMPT_S = 10, 0.1  # a process that checks for a run holds the lock 
 _lock: IO | None = None  # held until this process ends
 
 
-def start_run(on_cluster: bool, planned_files: Collection[str] = (), is_short: bool = False) -> bool:
+def start_run(
+    on_cluster: bool, made_files: Collection[str] = (), used_files: Collection[str] = (), is_short: bool = False
+) -> bool:
     """Lock the current folder for this process, and wait until no stage of a killed run is running.
 
     Args:
         on_cluster: whether jobs run on a cluster.
-        planned_files: files that this command makes.
-        is_short: whether this command may run beside a run that makes none of them.
+        made_files: files that this command makes.
+        used_files: files that this command reads or makes, also those that are made already.
+        is_short: whether this command may run beside a run that uses none of the files that it makes.
 
     Returns:
         Whether stages of a killed run were found. They may have changed results since Snakemake read them.
@@ -57,25 +62,37 @@ def start_run(on_cluster: bool, planned_files: Collection[str] = (), is_short: b
     SNAKEMAKE_FOLDER.mkdir(exist_ok=True)
     file, side, owner = open(LOCK_FILE, "a"), open(SIDE_LOCK_FILE, "a"), _read_owner()
     if _acquire(file, owner):
-        if not _acquire(side, None):
-            raise InputError("a check or plan is making data in this folder; run the same command again when it ends")
-        side.close()
+        _acquire_side(side)
         _lock = file
         taken_over = bool(owner) and _take_over(owner)
-        _write_owner(on_cluster, ended=False, planned_files=planned_files)
+        _write_owner(on_cluster, ended=False, used_files=used_files)
+        side.close()
         return taken_over
-    owner_planned = (owner or {}).get("planned_files")
-    common = sorted({*planned_files} & {*(owner_planned or ())})
-    if is_short and owner_planned and not common and _acquire(side, None):
-        _lock = side
-        return False
+    reason = ""
+    if is_short:
+        _acquire_side(side)
+        owner = _read_owner()  # the run has written its note before it released the second lock
+        common = sorted({*made_files} & {*(owner or {}).get("used_files", ())})
+        if owner and not common:
+            write_json(SIDE_NOTE_FILE, _describe_process())
+            _lock = side
+            return False
+        reason = f", and uses {common[0]}, which this command makes" if common else ""
     owner_note = f" on {owner['host']} (process {owner['pid']})" if owner else ""
-    reason = f", and makes {common[0]}, which this command also needs" if is_short and common else ""
     raise InputError(
         f"another run is in progress in this folder{owner_note}{reason}; wait for it, stop it first, or use another "
-        "clone. Meanwhile, dry runs (-n) and `python workflow_scripts/watch.py` work, and check, plan and doctor of "
-        "data that it does not make"
+        "clone. Meanwhile, dry runs (-n) and `python workflow_scripts/watch.py` work, and check and plan with data and "
+        "models that it does not use"
     )
+
+
+def _acquire_side(side: IO) -> None:
+    """Lock the file of short commands, and end the stages of a killed one."""
+    if not _acquire(side, None):
+        raise InputError("another command starts or reads data in this folder; run the same command again when it ends")
+    if note := read_if_whole(SIDE_NOTE_FILE):
+        _end_stages(note)
+        SIDE_NOTE_FILE.unlink()
 
 
 def is_locked_here() -> bool:
@@ -97,8 +114,11 @@ def check_scheduler(executor: str) -> None:
 
 
 def end_run(on_cluster: bool) -> None:
-    """Record that the run has ended and none of its stages is running on this machine."""
-    _write_owner(on_cluster, ended=True)
+    """Record that the command has ended and none of its stages is running on this machine."""
+    if is_locked_here():
+        _write_owner(on_cluster, ended=True)
+    elif _lock:
+        SIDE_NOTE_FILE.unlink()
 
 
 def restart_snakemake(on_cluster: bool) -> None:
@@ -151,18 +171,19 @@ def _is_alive(owner: dict) -> bool:
         return False
 
 
-def _write_owner(on_cluster: bool, ended: bool, planned_files: Collection[str] = ()) -> None:
+def _describe_process() -> dict:
     process = psutil.Process()
-    owner = {
+    return {
         "host": socket.gethostname(),
         "pid": process.pid,
         "started": process.create_time(),
         "process_group": os.getpgrp(),
-        "on_cluster": on_cluster,
-        "ended": ended,
-        "planned_files": sorted(planned_files),
     }
-    write_json(OWNER_FILE, owner)
+
+
+def _write_owner(on_cluster: bool, ended: bool, used_files: Collection[str] = ()) -> None:
+    owner = {"on_cluster": on_cluster, "ended": ended, "used_files": sorted(used_files)}
+    write_json(OWNER_FILE, _describe_process() | owner)
 
 
 def _take_over(owner: dict) -> bool:

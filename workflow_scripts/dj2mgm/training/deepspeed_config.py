@@ -42,7 +42,7 @@ def build_config_for_gpus(gpus: int, hidden_size: int) -> dict:
 
 
 def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:
-    """Return a configuration with fixed batch sizes; `sizes` come from settings.batch_sizes.solve_batch."""
+    """Return a configuration with fixed batch sizes; `sizes` come from settings.training_stages.solve_batch."""
     return config | {
         "train_batch_size": sizes["global_batch_size"],
         "train_micro_batch_size_per_gpu": sizes["micro_batch_size"],
