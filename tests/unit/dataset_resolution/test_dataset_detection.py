@@ -26,6 +26,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import (
     resolve_amounts,
     resolve_dataset,
 )
+from dj2mgm.dataset_resolution.file_samples import read_sample
 from dj2mgm.errors import InputError
 from dj2mgm.features.publish.exports import WRITERS as EXPORTS
 from dj2mgm.features.publish.exports import Sample
@@ -670,13 +671,14 @@ def test_the_reason_why_conversations_are_no_pairs_is_named(here, changes, reaso
             "photos/a.jsonl: no column is recognized as the images; the columns are id. Name",
         ),
         (content("a.jsonl", "{\n"), "a.jsonl, line 1: not one JSON object .Expecting"),
-        (content("a.jsonl", '{"a": "' + "x" * 2**25), "a.jsonl, line 1: the row has more than 33554432 bytes"),
+        (content("a.jsonl", '{"a": "' + "x" * 2**21), "a.jsonl, line 1: not read in the first 1048576 bytes"),
         (content("a.jsonl", "[" * 200_000), "a.jsonl, line 1: not one JSON object .maximum recursion depth"),
         (content("a.jsonl", b'{"a": "\xff"}'), "a.jsonl, line 1: not UTF-8"),
         (content("a.json", '{"a": 1}'), "a.json: it is a JSON object, not a list of rows"),
         (content("a.json", '"a"'), "a.json: expected a JSON list, found something else"),
         (content("a.json", "[1]"), "a.json, row 1: expected a JSON object, found int"),
-        (content("a.json", "[" + " " * 2**21), "a.json, row 1: not valid JSON"),
+        (content("a.json", "[{"), "a.json, row 1: not valid JSON"),
+        (content("a.json", "[" + " " * 2**21), "a.json, row 1: not read in the first 1048576 bytes"),
         (
             content("a.csv", "name,size\nx,1\n"),
             "the columns are name, size. Name its columns in config/datasets/photos.yaml: `{sources:",
@@ -687,7 +689,7 @@ def test_the_reason_why_conversations_are_no_pairs_is_named(here, changes, reaso
             content("a.csv", "image,caption\n".encode("utf-16")),
             "a.csv, line 1: not UTF-8 .byte 0xff",
         ),
-        (content("a.csv", "a,b" * 2**24), "a.csv, line 1: the row has more than 33554432 bytes"),
+        (content("a.csv", "a,b" * 2**20), "a.csv, line 1: not read in the first 1048576 bytes"),
         (
             content("a.csv", "image,caption\nhttps://x/a.jpg,a\n"),
             "names images by addresses .https.*nothing is downloaded",
@@ -709,6 +711,45 @@ def test_unusable_data_is_named_in_one_sentence(here, write, sentence):
     with pytest.raises(InputError, match=sentence) as error:
         resolve_dataset("photos")
     assert len(str(error.value)) < 500 and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.jsonl", '{"step": 0, "loss": NaN}\n{"step": 1, "loss": 2.1}\n'),
+        ("metrics.json", '[{"step": 0, "loss": Infinity}]'),
+        ("metrics.jsonl", '{"step": 0, "step": 1}\n'),
+        ("metrics.json", '[{"title": "\\ud800"}]'),
+        ("settings.json", " " * 2000 + '{"step": 0}'),
+    ],
+)
+def test_strict_json_is_not_needed_of_files_next_to_the_data(here, name, text):
+    captioned_images(here / "photos")
+    content(name, text)(here / "photos")
+    assert resolve_dataset("photos").settings.sources["captions"].format == "folder"
+
+
+def test_a_nan_in_the_only_candidate_is_named_with_its_line(here, capsys):
+    path = metadata(here / "photos")
+    path.write_text('{"file_name": "000.png", "text": "a", "score": NaN}\n' + path.read_text(encoding="utf-8"))
+    dataset = resolve_dataset("photos")
+    write_yaml(here / "out/config.yaml", dataset.settings.file_content())
+    done = run_main(make_dataset, "--config", "out/config.yaml", "--output-dir", "out", capture=capsys)
+    assert done.status and "rows.jsonl, line 1: a number is NaN" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv"])
+def test_the_sample_of_a_file_has_a_mebibyte(here, suffix):
+    """Rows of a few MiB would otherwise take seconds and gigabytes at each start of Snakemake."""
+    rows = [{"file_name": "000.png", "text": "x" * 400_000} for _ in range(20)]
+    path = here / f"rows.{suffix}"
+    if suffix == "csv":
+        pd.DataFrame(rows).to_csv(path, index=False)
+    else:
+        (write_jsonl if suffix == "jsonl" else write_json_list)(path, rows)
+    sample = read_sample(path, here)
+    assert sample.names == ("file_name", "text") and len(sample.rows) == 2
+    assert sample.rows[0] == rows[0]
 
 
 def test_only_some_of_many_unknown_files_are_read(here):

@@ -1,15 +1,17 @@
 """Small samples of untrusted files: the first rows of JSON and tables, the first members of a tar, columns of others.
 
-Snakemake reads them whenever it starts, so each read is bounded.
+Snakemake reads them whenever it starts, so at most one MiB of rows is read.
 """
 
+import codecs
 import csv
 import io
+import json
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -17,11 +19,9 @@ from dj2mgm.errors import InputError
 from dj2mgm.storage.image_files import read_members
 from dj2mgm.storage.json_rows import (
     MAX_ROW,
-    find_first_character,
     make_row_size_error,
     open_input,
     parse_json,
-    read_list_or_lines,
 )
 from dj2mgm.storage.plain_files import MIB, check_no_null, check_plain, open_plain
 
@@ -32,6 +32,10 @@ T = TypeVar("T")
 MAX_ROWS = 32
 MAX_MEMBERS = 64
 MAX_DESCRIBED = 1 << 16  # bytes of a JSON member
+LENIENT = (
+    json.JSONDecoder()
+)  # accepts NaN, repeated keys and half surrogate pairs, which the reader of all rows refuses
+SPACE = re.compile(r"\s*")
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?')
 LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
 
@@ -73,21 +77,95 @@ def read_sample(path: Path, folder: Path) -> FileSample:
 
 
 def _read_rows(path: Path) -> FileSample:
-    """Sample the first rows of a JSON list or a jsonl file; only a damaged first row raises InputError."""
+    """Sample the first rows of a JSON list or a jsonl file; only a first row that is no JSON object raises InputError.
+
+    Other faults are left to the reader of all rows, because the file may be another program's, next to the data.
+    """
+    content, is_whole = _read_beginning(path)
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(content, final=is_whole)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}, line {line}: not UTF-8 (byte 0x{content[error.start]:02x}); save the file as UTF-8"
+        ) from None
+    check_no_null(text, path)
     is_list = path.suffix.lower() == ".json"
-    if is_list and find_first_character(path) == "{":  # probably settings or statistics, so no format matches
+    if is_list and text.startswith("{", _skip_space(text, 0)):  # probably settings or statistics: no format matches
         return FileSample((), is_list=True)
-    rows = [row for _, row in _read_first(read_list_or_lines(path), MAX_ROWS)]
+    rows = _read_first((_decode_items if is_list else _decode_lines)(text, is_whole, path), MAX_ROWS)
     if not rows:
         raise InputError(f"{path} has no rows; add some, or delete it")
     return FileSample(tuple(dict.fromkeys(key for row in rows for key in row)), tuple(rows), is_list=is_list)
 
 
-def _read_first(rows: Iterator[T], count: int) -> list[T]:
+def _read_beginning(path: Path) -> tuple[bytes, bool]:
+    """Return the first MiB of a file, and whether this is the whole file."""
+    with open_input(path, "rb") as file:
+        content = file.read(MIB + 1)
+    return content[:MIB], len(content) <= MIB
+
+
+def _decode_lines(text: str, is_whole: bool, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the beginning of a jsonl file, except for a line that it cuts."""
+    lines = text.split("\n")
+    if not is_whole and len(lines) == 1:
+        raise _make_size_error(f"{path}, line 1")
+    for number, line in enumerate(lines if is_whole else lines[:-1], start=1):
+        if line.strip():
+            location = f"{path}, line {number}"
+            try:
+                row = LENIENT.decode(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{location}: not one JSON object ({error}); fix or delete the line") from None
+            yield _check_is_object(row, location)
+
+
+def _decode_items(text: str, is_whole: bool, path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the beginning of a JSON list."""
+    at = _skip_space(text, 0)
+    if not text.startswith("[", at):
+        found = "something else" if text[at:] else "an empty file"
+        raise InputError(f"{path}: expected a JSON list, found {found}; check that this is the right file")
+    for number in count(1):
+        location = f"{path}, row {number}"
+        at = _skip_space(text, at + 1)  # after the bracket or a comma
+        if text.startswith("]", at):
+            return
+        try:
+            row, at = LENIENT.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            if not is_whole and not isinstance(error, RecursionError):
+                raise _make_size_error(location) from None
+            raise InputError(f"{location}: not valid JSON ({error}); fix the file") from None
+        yield _check_is_object(row, location)
+        at = _skip_space(text, at)
+        if not text.startswith(",", at):
+            return
+
+
+def _skip_space(text: str, at: int) -> int:
+    return SPACE.match(text, at).end()
+
+
+def _check_is_object(row: object, location: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise InputError(f"{location}: expected a JSON object, found {type(row).__name__}")
+    return row
+
+
+def _make_size_error(location: str) -> InputError:
+    return InputError(
+        f"{location}: not read in the first {MIB} bytes (1 MiB) of the file, by which its format is recognized; fix or "
+        "shorten it"
+    )
+
+
+def _read_first(rows: Iterator[T], most: int) -> list[T]:
     """Return the first rows; the reader of all rows reports a damaged one, unless it is the first."""
     first: list[T] = []
     try:
-        for row in islice(rows, count):
+        for row in islice(rows, most):
             first.append(row)
     except InputError:
         if not first:
@@ -97,7 +175,12 @@ def _read_first(rows: Iterator[T], count: int) -> list[T]:
 
 def _read_table(path: Path) -> FileSample:
     """Sample the column names and the first rows of a table."""
-    rows = [row for row, _ in _read_first(read_table_rows(path), MAX_ROWS + 1)]
+    content, is_whole = _read_beginning(path)
+    if not is_whole:
+        content = content[: max(map(content.rfind, (b"\n", b"\r"))) + 1]
+        if not content:
+            raise _make_size_error(f"{path}, line 1")
+    rows = [row for row, _ in _read_first(_parse_table(io.BytesIO(content), path), MAX_ROWS + 1)]
     if not rows:
         raise InputError(f"{path} is empty; its first line names the columns")
     names = tuple(rows[0])
@@ -109,16 +192,20 @@ def read_table_rows(path: Path) -> Iterator[tuple[list[str], int]]:
 
     Blank rows, and one that only states the separator, are left out.
     """
-    csv.field_size_limit(MAX_ROW)
     with open_input(path, "rb") as raw:
-        dialect = _find_dialect(path, raw.read(MIB).decode(errors="replace"))
-        raw.seek(0)
-        lines = _Lines(raw, path)
-        rows = _skip_blank_rows(csv.reader(lines, strict=True, **dialect), lines)
-        for row, line in islice(rows, 1):
-            if not _is_separator_row(row):
-                yield row, line
-        yield from rows
+        yield from _parse_table(raw, path)
+
+
+def _parse_table(raw: IO[bytes], path: Path) -> Iterator[tuple[list[str], int]]:
+    csv.field_size_limit(MAX_ROW)
+    dialect = _find_dialect(path, raw.read(MIB).decode(errors="replace"))
+    raw.seek(0)
+    lines = _Lines(raw, path)
+    rows = _skip_blank_rows(csv.reader(lines, strict=True, **dialect), lines)
+    for row, line in islice(rows, 1):
+        if not _is_separator_row(row):
+            yield row, line
+    yield from rows
 
 
 class _Lines:
