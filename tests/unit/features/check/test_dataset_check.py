@@ -1,6 +1,7 @@
 """The check of a dataset: counts of the dataset stage, problems with their remedy, lengths, power of a comparison."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import make_dataset
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_dataset
-from dj2mgm.features.check.check_page import write_console_text
+from dj2mgm.features.check.check_page import list_power_sentences, write_console_text
 from dj2mgm.features.check.dataset_check import CheckSettings, DatasetCheck
 from dj2mgm.features.check.dataset_check import check_dataset as check_folder
 from dj2mgm.reporting.verdicts.power import TYPICAL_NOISE, Noise, compute_expected_contrast
@@ -219,6 +220,7 @@ def test_power_is_that_of_the_deciding_score(check, tmp_path):
     printed = write_console_text(result, Path("check.html"))
     answer = " ".join(printed[printed.index("Enough for a verdict?") : printed.index("Thumbnails")].split())
     assert re.findall(r"\d\.\d+", answer) == [size.difference for size in captions.sizes]
+    assert answer.startswith("Enough for a verdict? Yes, for differences of at least 0.129 in the log-likelihood of ")
     assert "50 % of what dj_synth gains" in answer and "500 held-out images (5000 photos)" in answer
     noise = TYPICAL_NOISE["caption_log_likelihood"]
     smallest = compute_expected_contrast(Noise(noise, noise / 500**0.5, ("", "")), 24, 3).compute_detectable()
@@ -231,6 +233,24 @@ def test_power_is_that_of_the_deciding_score(check, tmp_path):
     metrics = check("mine").power
     assert [metric.title for metric in metrics] == ["probability of the right answer", "VQA accuracy"]
     assert all(metric.sizes[0].difference.endswith(" points") for metric in metrics)
+
+
+def test_the_verdict_is_no_if_only_larger_differences_than_usual_are_found(check, tmp_path):
+    write_pairs(tmp_path / "mine", {f"{number:03d}": "a caption" for number in range(240)})
+    result = check("mine")
+    [captions] = result.power
+    [now, more] = captions.sizes
+    for share, start in (
+        (9.51, "No: only differences of at least 2.426 in the "),
+        (None, "For differences of at least "),
+    ):
+        sizes = [replace(now, difference="2.426", share=share), more]
+        changed = replace(result, power=[replace(captions, sizes=sizes)])
+        [answer, _] = list_power_sentences(changed)
+        assert answer.startswith(start) and ("951 % of what" in answer) == (share is not None)
+        assert "A comparison with 3 seeds finds a difference of this size in four of five cases." in answer
+    few = replace(result, power=[replace(captions, sizes=[more])])
+    assert list_power_sentences(few)[0].startswith("No. With 500 held-out images")
 
 
 def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, capsys):

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.errors import pluralize
-from dj2mgm.features.check.dataset_check import MAX_OPENED, DatasetCheck, LeftOut, Lengths, MetricPower, SplitCheck
+from dj2mgm.features.check.dataset_check import (
+    MAX_OPENED,
+    DatasetCheck,
+    Detectable,
+    LeftOut,
+    Lengths,
+    MetricPower,
+    SplitCheck,
+)
 from dj2mgm.reporting.rendering import build_template_environment, join_words
 from dj2mgm.settings.training_stages import FinetuneSection
 from dj2mgm.storage.files import write_text
@@ -107,19 +115,27 @@ def list_power_sentences(check: DatasetCheck, metrics: int | None = None) -> lis
 
 
 def _describe_metric(metric: MetricPower, check: DatasetCheck) -> str:
-    """Return the smallest differences that a comparison finds with 80 % probability, now and with more images."""
+    """Return whether a comparison finds usual differences with 80 % probability, and the smallest with more images."""
     sentences = []
     for size in metric.sizes:
-        share = f", {100 * size.share:.0f} % of what dj_synth gains on rendered scenes" if size.share else ""
         if size.images == check.held_out:
-            sentences.append(
-                f"For differences of at least {size.difference} in the {metric.title}{share}. Four of five comparisons "
-                f"with {metric.seeds} seeds find these."
-            )
+            sentences += [
+                _answer(size, metric.title),
+                f"A comparison with {metric.seeds} seeds finds a difference of this size in four of five cases.",
+            ]
         else:
             photos = f" ({math.ceil(size.images / check.held_out_share)} photos)" if check.held_out_share else ""
             sentences.append(f"With {size.images} held-out images{photos}: at least {size.difference}.")
     return " ".join(sentences if len(sentences) > 1 else ["No.", *sentences])
+
+
+def _answer(size: Detectable, title: str) -> str:
+    """Return the answer whether the held-out images suffice, measured by the difference that dj_synth makes."""
+    smallest = f"differences of at least {size.difference} in the {title}"
+    if size.share is None:
+        return f"For {smallest}."
+    share = f"{100 * size.share:.0f} % of what dj_synth gains on rendered scenes"
+    return f"No: only {smallest} would be found, {share}." if size.share > 1 else f"Yes, for {smallest}, {share}."
 
 
 def _show(part: LeftOut) -> str:
