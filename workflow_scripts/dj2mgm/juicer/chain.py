@@ -61,7 +61,7 @@ class Step:
     number: int  # its position in the recipe, from 1
     operator: OP
     only_measures: bool = False  # True: here it drops and edits no rows
-    is_first_phase: bool = False  # True: it also has a step in the next pass, which needs the measurements of all rows
+    is_first_phase: bool = False  # True: it decides in the next pass, when all rows are measured
 
     @property
     def name(self) -> str:
