@@ -58,8 +58,9 @@ def test_graph_answers_equal_those_of_generate(batch):
     with torch.inference_mode():
         visual = model.model.get_image_features(batch["pixel_values"].cuda())
 
-    def make_inputs(ids, mask, images) -> dict:
-        return {"input_ids": ids.cuda(), "attention_mask": mask.cuda(), "visual_tokens": visual[images]}
+    def make_inputs(ids, mask, images, reads_images) -> dict:
+        inputs = {"input_ids": ids.cuda(), "attention_mask": mask.cuda()}
+        return inputs | ({"visual_tokens": visual[images]} if reads_images else {})
 
     tokens = [row[:end] for row, end in zip(batch["input_ids"].tolist(), (-1, -5), strict=True)]
     for images in ([0, 1], [1, 1]):
