@@ -110,7 +110,7 @@ def list_power_sentences(check: DatasetCheck, metrics: int | None = None) -> lis
         return ["The noise of the score that decides is not known before a first run."]
     noise = "that of finished runs"
     if check.power[0].is_typical:
-        noise = "assumed to be that of rendered scenes; if photos have twice as much, these differences double"
+        noise = "assumed to be that of rendered scenes; twice as much would double these differences"
     return [*(_describe_metric(metric, check) for metric in check.power[:metrics]), f"The noise is {noise}."]
 
 
