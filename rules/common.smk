@@ -7,7 +7,6 @@ from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.catalogue import find_recipe_files
 from dj2mgm.runs import pages
-from dj2mgm.runs.pages import locate_leaks_folder
 from dj2mgm.settings.string_formats import check_paths
 from dj2mgm.storage.fingerprints import Fingerprints
 
@@ -88,7 +87,7 @@ def pairs_file(wildcards):
 
 def leaks_file(wildcards):
     """Input function: near-duplicates of evaluation images among training images; none for the embedded dataset."""
-    folder = locate_leaks_folder(RUNS.by_folder(wildcards.run).dataset)
+    folder = pages.locate_leaks_folder(RUNS.by_folder(wildcards.run).dataset)
     return f"{folder}/leaks.jsonl" if folder else []
 
 

@@ -3,7 +3,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dj2mgm.runs import pages
-from dj2mgm.runs.pages import build_leak_settings
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.storage.files import format_yaml
 
@@ -62,6 +61,6 @@ SETTINGS_FILES = {
     "configure_page": SettingsFile("results/{page}/config.yaml", page_settings),
     "configure_leaks": SettingsFile(
         "results/datasets/{dataset}/leaks/config.yaml",
-        lambda w: build_leak_settings(RUNS, w.dataset).file_content(),
+        lambda w: pages.build_leak_settings(RUNS, w.dataset).file_content(),
     ),
 }

@@ -2,8 +2,8 @@
 from snakemake import __version__ as SNAKEMAKE
 from dj2mgm.features.crate.crate_record import build_crate_settings
 from dj2mgm.runs import pages
-from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.command_messages import ReadingTarget
+from dj2mgm.runs.experiments import REFERENCE
 
 
 def crate_settings(wildcards):

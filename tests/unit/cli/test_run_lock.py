@@ -186,6 +186,9 @@ def test_owner_file_suffices_without_file_system_locks(other_run, monkeypatch):
     assert is_run_in_progress()
     with pytest.raises(InputError, match="another run is in progress"):
         start_run(on_cluster=False)
+    run_lock.SIDE_NOTE_FILE.write_text(OWNER_FILE.read_text())  # the other process is a short command, too
+    with pytest.raises(InputError, match="another command starts"):
+        start_run(False, ["results/c"], is_short=True)
     other_run.kill()
     other_run.wait()
     assert start_run(on_cluster=False), "something was taken over"

@@ -11,6 +11,8 @@ import pytest
 from dj2mgm.monitoring.memory_files import GIB, CgroupLimits, CgroupMemory, read_cgroup_limits, read_cgroup_memory
 from dj2mgm.monitoring.readings import Reading, _open_devices, read_gpu_memory, read_memory, read_tree_memory
 
+MIB = 2**20
+
 
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,13 +46,9 @@ def test_unlimited_control_groups(tmp_path):
     assert read_cgroup_limits(tmp_path / "proc", tmp_path) == CgroupLimits(None, None, None)
 
 
-MIB = 2**20
-
-
-def write_group(folder, files: dict[str, str]):
-    folder.mkdir(parents=True, exist_ok=True)
+def write_group(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
-        (folder / name).write_text(text)
+        write(folder / name, text)
 
 
 def test_version_2_reads_the_group_with_the_least_free_memory(tmp_path):

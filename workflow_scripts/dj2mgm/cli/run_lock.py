@@ -88,10 +88,11 @@ def start_run(
 
 def _acquire_side(side: IO) -> None:
     """Lock the file of short commands, and end the stages of a killed one."""
-    if not _acquire(side, None):
+    if not _acquire(side, read_if_whole(SIDE_NOTE_FILE)):
         raise InputError("another command starts or reads data in this folder; run the same command again when it ends")
     if note := read_if_whole(SIDE_NOTE_FILE):
-        _end_stages(note)
+        if note["host"] == socket.gethostname():
+            _end_stages(note)
         SIDE_NOTE_FILE.unlink()
 
 

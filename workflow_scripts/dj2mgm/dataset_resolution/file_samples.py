@@ -32,9 +32,8 @@ T = TypeVar("T")
 MAX_ROWS = 32
 MAX_MEMBERS = 64
 MAX_DESCRIBED = 1 << 16  # bytes of a JSON member
-LENIENT = (
-    json.JSONDecoder()
-)  # accepts NaN, repeated keys and half surrogate pairs, which the reader of all rows refuses
+# accepts NaN, repeated keys and half surrogate pairs, which the reader of all rows refuses
+LENIENT = json.JSONDecoder()
 SPACE = re.compile(r"\s*")
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\r?')
 LOOK_FOR = "look for a quote that is not closed or not doubled, or for an unquoted comma"
