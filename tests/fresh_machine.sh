@@ -25,6 +25,7 @@ if [[ ! -x $root/usr/bin/git ]]; then
     debootstrap --variant=minbase --include=python3,python3-venv,python3-dev,make,gcc,g++,git,ca-certificates \
         "${RELEASE:-trixie}" "$root" "${mirror:-http://deb.debian.org/debian}" > "$root.log" || { tail "$root.log"; exit 1; }
 fi
+chmod 755 "$root"  # mktemp makes a folder that only its owner can enter
 cp -L --remove-destination /etc/resolv.conf "$root/etc/"
 cp --remove-destination /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 [[ ! -f /etc/pip.conf ]] || cp /etc/pip.conf "$root/etc/"
