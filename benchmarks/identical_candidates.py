@@ -19,7 +19,7 @@ sys.path[:0] = [str(PROJECT / "workflow_scripts"), str(PROJECT / "benchmarks")]
 
 from mixture import parse_folder, run_target, write_scenes  # noqa: E402
 
-from dj2mgm.records.page_records import PageSettings  # noqa: E402
+from dj2mgm.records import PageSettings  # noqa: E402
 from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402
 from dj2mgm.settings.validation import load_settings  # noqa: E402
 from dj2mgm.storage.files import read_yaml, write_yaml  # noqa: E402

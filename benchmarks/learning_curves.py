@@ -19,7 +19,7 @@ from mixture import parse_folder, run_target, write_scenes  # noqa: E402
 
 from dj2mgm.evaluation.run_scores import MetricValues, read_run_scores  # noqa: E402
 from dj2mgm.features.studies.learning_curves import LearningCurve, estimate_least_noise  # noqa: E402
-from dj2mgm.records.stage_records import read_jsonl_summary  # noqa: E402
+from dj2mgm.records import read_jsonl_summary  # noqa: E402
 from dj2mgm.storage.files import read_yaml, write_yaml  # noqa: E402
 
 CASES, SEEDS = 10, [0]

@@ -29,8 +29,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset  # noqa
 from dj2mgm.evaluation.held_out_rows import HeldOutRows  # noqa: E402
 from dj2mgm.evaluation.intervals import Estimate  # noqa: E402
 from dj2mgm.features.studies.proxies import measure_agreement  # noqa: E402
-from dj2mgm.models.families import load_family  # noqa: E402
-from dj2mgm.models.generators import open_generators  # noqa: E402
+from dj2mgm.models.generators import load_family, open_generators  # noqa: E402
 from dj2mgm.settings.dataset_files import FaultRates  # noqa: E402
 from dj2mgm.settings.evaluation import GenerateSettings  # noqa: E402
 from dj2mgm.settings.validation import load_settings  # noqa: E402

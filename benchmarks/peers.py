@@ -29,7 +29,7 @@ import torch  # noqa: E402
 from loop import limit_gpu_memory  # noqa: E402
 from vlm_step import ROW, make_inputs, measure, parse_steps, read_stage_settings, run_row  # noqa: E402
 
-from dj2mgm.models.families import load_family  # noqa: E402
+from dj2mgm.models.generators import load_family  # noqa: E402
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl  # noqa: E402
 from dj2mgm.training.training_data import ConversationDataset, StepBatches  # noqa: E402
 

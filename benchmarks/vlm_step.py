@@ -39,7 +39,7 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from random_vlm import SHAPES  # noqa: E402
 from trainer_steps import Steps  # noqa: E402
 
-from dj2mgm.models.families import load_family  # noqa: E402
+from dj2mgm.models.generators import load_family  # noqa: E402
 from dj2mgm.models.vlm.vlm_family import supports_sdpa  # noqa: E402
 from dj2mgm.runs.all_runs import Runs  # noqa: E402
 from dj2mgm.runs.experiments import REFERENCE  # noqa: E402

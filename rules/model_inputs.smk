@@ -2,7 +2,7 @@
 import os
 from itertools import chain
 
-from dj2mgm.model_files.clips import list_clip_files
+from dj2mgm.model_files.missing_models import list_clip_files
 from dj2mgm.model_files.missing_models import (
     FOUNDATION_PARTS,
     MissingModelError,

@@ -2,7 +2,7 @@
 from snakemake.settings.types import DeploymentMethod
 
 from dj2mgm.dataset_resolution.experiment_dataset import check_files
-from dj2mgm.model_files.clips import check_judge, check_made
+from dj2mgm.model_files.missing_models import check_judge, check_made
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.stage_settings import require_flash_attention, require_fp8_device
 

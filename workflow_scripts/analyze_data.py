@@ -9,11 +9,11 @@ Writes stats.jsonl, overall.csv, analysis.html and summary.json.
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.features.analyze.analysis import PAGE, SUMMARY, analyze, summarize_analysis
 from dj2mgm.features.analyze.analysis_page import write_analysis_page
-from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
+from dj2mgm.features.analyze.analyze_keys import AnalysisSettings
 from dj2mgm.juicer.patched_data_juicer import prepare_process
 from dj2mgm.juicer.recipe_settings import prepare_filters
 from dj2mgm.juicer.run_recipe import configure_log
-from dj2mgm.records.page_records import describe_clip_doubt
+from dj2mgm.records import describe_clip_doubt
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_json
 

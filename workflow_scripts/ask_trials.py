@@ -13,8 +13,7 @@ from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import pluralize
 from dj2mgm.features.studies.halving import read_history
-from dj2mgm.features.studies.studies_config import read_study_file
-from dj2mgm.features.studies.study_records import SearchSettings
+from dj2mgm.features.studies.study_records import SearchSettings, read_study_file
 from dj2mgm.features.studies.trials import ask_for_batch
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml

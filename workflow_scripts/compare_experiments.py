@@ -9,7 +9,7 @@ report links to the explorer's pages in explorer/, next to it.
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import warn
-from dj2mgm.records.page_records import VERDICT_FILE, write_verdicts
+from dj2mgm.records import VERDICT_FILE, write_verdicts
 from dj2mgm.reporting.comparison import tabulate_scores, write_table
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.rendering import EXPLORER

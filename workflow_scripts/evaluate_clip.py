@@ -28,7 +28,7 @@ with torch_imports():
     from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
     from dj2mgm.evaluation.embedder import Embedder, has_same_image_tower
     from dj2mgm.evaluation.groups import estimate_groups, iterate_score_rows, read_paired_rows
-    from dj2mgm.records.stage_records import Judge
+    from dj2mgm.records import Judge
     from dj2mgm.settings.evaluation import JudgeSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import compute_sha256, write_json, write_jsonl

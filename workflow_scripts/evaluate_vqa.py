@@ -14,8 +14,7 @@ import platform
 import numpy
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.evaluation.groups import Rows, iterate_score_rows, read_paired_rows
-from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
+from dj2mgm.evaluation.groups import HELD_OUT, Rows, iterate_score_rows, read_leaked_ids, read_paired_rows
 from dj2mgm.evaluation.vqa import (
     evaluate_answers,
     measure_accuracy,

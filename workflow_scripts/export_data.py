@@ -22,7 +22,7 @@ from dj2mgm.errors import InputError, pluralize, quote_value
 from dj2mgm.features.publish.export_card import build_export_card
 from dj2mgm.features.publish.exports import TEXT_FIELDS, WRITERS, Sample
 from dj2mgm.features.publish.publish_settings import ExportSettings
-from dj2mgm.records.stage_records import read_recipe_summary
+from dj2mgm.records import read_recipe_summary
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, read_jsonl, replace_folder, write_text
 from dj2mgm.storage.streaming import DiskMap

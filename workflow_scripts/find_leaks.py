@@ -30,7 +30,7 @@ from dj2mgm.evaluation.leak_search import (
 from dj2mgm.settings.evaluation import LeakSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_jsonl, write_json, write_jsonl
-from dj2mgm.storage.json_rows import read_json_list
+from dj2mgm.storage.streaming import read_json_list
 
 
 @command_line

@@ -11,7 +11,7 @@ from dj2mgm.cli.command_line import parse_paths, quiet_command_line, quiet_impor
 
 with quiet_imports():
     from dj2mgm.errors import InputError
-    from dj2mgm.models.families import load_family
+    from dj2mgm.models.generators import load_family
     from dj2mgm.storage.files import replace_folder
 
 

@@ -11,7 +11,7 @@ from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import format_integer, join_words
-from dj2mgm.reporting.verdicts.power import PowerSettings, compute_expected_contrast, find_noise
+from dj2mgm.reporting.verdicts.decision_cost import PowerSettings, compute_expected_contrast, find_noise
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.pages import sum_measured_seconds
 from dj2mgm.settings.targets import ReportSection

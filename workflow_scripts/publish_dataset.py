@@ -22,10 +22,9 @@ from dj2mgm.features.publish.run_record import (
     reporting_full_disk,
     select_dataset_records,
 )
-from dj2mgm.records.page_records import VERDICT_FILE
+from dj2mgm.records import VERDICT_FILE
 from dj2mgm.settings.validation import load_settings
-from dj2mgm.storage.files import replace_folder
-from dj2mgm.storage.plain_files import check_tree
+from dj2mgm.storage.files import check_tree, replace_folder
 
 
 @command_line

@@ -15,8 +15,8 @@ with torch_imports():
     from dj2mgm.features.publish.publish_settings import PublishSettings
     from dj2mgm.features.publish.run_record import RunRecord, copy_records, refuse_unlearned, reporting_full_disk
     from dj2mgm.features.publish.stock_weights import drop_code, write_adapter, write_merged
-    from dj2mgm.models.families import load_family
-    from dj2mgm.records.page_records import VERDICT_FILE
+    from dj2mgm.models.generators import load_family
+    from dj2mgm.records import VERDICT_FILE
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import replace_folder
 

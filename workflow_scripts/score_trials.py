@@ -12,7 +12,7 @@ that the trials change. The configuration lists finished trials.
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.features.studies.study_records import BatchRecord, BatchSettings
 from dj2mgm.features.studies.trial_scores import build_batch_result
-from dj2mgm.records.stage_records import read_jsonl_summary
+from dj2mgm.records import read_jsonl_summary
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml

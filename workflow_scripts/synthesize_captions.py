@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.storage.files import read_jsonl
-from dj2mgm.storage.json_rows import read_json_list
+from dj2mgm.storage.streaming import read_json_list
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():

@@ -4,8 +4,8 @@ r"""Look at an experiment and an opponent after some seeds: write the verdict th
         --budget results/shapes/tiny/dj_synth/decide/budget.yaml \
         --output results/shapes/tiny/dj_synth/decide/seeds-2/look.yaml
 
-`--earlier` takes the looks after fewer seeds. evaluation/sequential.py explains the intervals. If the experiment's
-report has several of the seeds already, it counts as an earlier look.
+`--earlier` takes the looks after fewer seeds. evaluation/contrast_verdicts.py explains the intervals. If the
+experiment's report has several of the seeds already, it counts as an earlier look.
 """
 
 from pathlib import Path

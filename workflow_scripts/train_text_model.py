@@ -24,10 +24,9 @@ with torch_imports():
     from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
     from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
     from dj2mgm.training.deepspeed_config import describe_engine
-    from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest
     from dj2mgm.training.library_patches import apply_library_patches
     from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group
-    from dj2mgm.training.settings import TrainingSettings
+    from dj2mgm.training.settings import TrainingSettings, compute_fingerprint, compute_input_digest
     from dj2mgm.training.trainer import ResumableTrainer
     from dj2mgm.training.training_data import TextDataset
 

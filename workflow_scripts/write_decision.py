@@ -17,7 +17,7 @@ from dj2mgm.features.decide.decision_page import (
     describe_decision,
 )
 from dj2mgm.features.decide.looks import LookRecord
-from dj2mgm.records.page_records import DECISION_FILE
+from dj2mgm.records import DECISION_FILE
 from dj2mgm.reporting.variants_page import write_variants_page
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.settings.validation import load_settings

@@ -36,12 +36,11 @@ from dj2mgm.data.images import HeldOutImages
 from dj2mgm.data.instruction_rows import is_single_question
 from dj2mgm.data.training_jsonl import SampleRules, convert_pairs, write_training_jsonl
 from dj2mgm.errors import InputError, pluralize
-from dj2mgm.records.stage_records import JsonlSummary, SourceSamples, TrainingFileCounts, read_jsonl_summary
+from dj2mgm.records import JsonlSummary, SourceSamples, TrainingFileCounts, read_jsonl_summary
 from dj2mgm.settings.data import CAPTION_QUESTION, JsonlSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json
-from dj2mgm.storage.json_rows import read_json_list
-from dj2mgm.storage.streaming import DiskMap
+from dj2mgm.storage.streaming import DiskMap, read_json_list
 
 FEW_ROWS = 10  # a smaller integer as the amount of a source may be meant as a weight
 

@@ -20,7 +20,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
-from dj2mgm.storage.json_rows import UniqueIds, read_objects
+from dj2mgm.storage.streaming import UniqueIds, read_objects
 
 INSTRUCTION = "Answer the question using a single word, yes or no."
 ANSWERS = ("yes", "no")

@@ -1,6 +1,6 @@
 # Measure a whole dataset with Data-Juicer's statistics.
-from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
-from dj2mgm.model_files.clips import list_clip_files
+from dj2mgm.features.analyze.analyze_keys import AnalysisSettings
+from dj2mgm.model_files.missing_models import list_clip_files
 from dj2mgm.recipes.catalogue import find_recipe_files
 from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE

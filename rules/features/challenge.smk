@@ -1,6 +1,6 @@
 # Published benchmarks, from the user's files, and the challenge's score.
 from dj2mgm.cli.console import UserError
-from dj2mgm.features.challenge.challenge_inputs import build_challenge_settings
+from dj2mgm.features.challenge.challenge_stages import build_challenge_settings
 from dj2mgm.settings.evaluation import read_declarations
 
 SETTINGS_FILES["configure_challenge"] = SettingsFile(

@@ -119,7 +119,7 @@ def warm_up() -> None:
     import finetune  # noqa: F401
     import pretrain  # noqa: F401
     import train_text_model  # noqa: F401
-    from dj2mgm.training import fingerprint, stage
+    from dj2mgm.training import settings, stage
     from dj2mgm.training.library_patches import apply_library_patches
 
     apply_library_patches()
@@ -127,9 +127,9 @@ def warm_up() -> None:
     for builder in (CPUAdamBuilder, ShareMemCommBuilder):
         builder().load(verbose=False)
     get_checkpoint_conversion_mapping("gemma")
-    fingerprint.find_modules = cache(fingerprint.find_modules)
+    settings.find_modules = cache(settings.find_modules)
     for script in ("pretrain", "finetune", "train_text_model"):
-        fingerprint.find_modules(SCRIPTS / f"{script}.py")
+        settings.find_modules(SCRIPTS / f"{script}.py")
     stage.require_memory = lambda *_: {}  # planning takes as long as such a training
     gc.collect()
     gc.freeze()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dj2mgm.reporting.verdicts.power import FinishedRun, PowerSettings
+from dj2mgm.reporting.verdicts.decision_cost import FinishedRun, PowerSettings
 from dj2mgm.storage.files import write_text
 from evaluated_runs import write_scores
 

@@ -111,7 +111,7 @@ def main() -> None:
         import torch  # noqa: F401  (before privileges are dropped, because it compiles and caches at import)
     from loguru import logger
 
-    from dj2mgm.data.chat_rendering import render_chat
+    from dj2mgm.data.chat_template import render_chat
     from dj2mgm.errors import InputError
     from dj2mgm.juicer.engine import build_operators
     from dj2mgm.juicer.patched_data_juicer import prepare_process

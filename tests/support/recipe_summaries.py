@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dj2mgm.records.stage_records import OperatorSummary, RecipeSummary
+from dj2mgm.records import OperatorSummary, RecipeSummary
 from dj2mgm.storage.files import write_json
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers as T
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from dj2mgm.models.vlm.processors import remove_video_processor
+from dj2mgm.models.vlm.vlm_family import remove_video_processor
 from dj2mgm.settings.training_stages import LoraSettings
 
 LORA = LoraSettings(r=4, alpha=8, dropout=0.0, targets=["q_proj", "v_proj"])

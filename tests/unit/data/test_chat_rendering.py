@@ -10,11 +10,10 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from dj2mgm.data import chat_rendering, chat_template_process
-from dj2mgm.data.chat_rendering import render_chat
-from dj2mgm.data.chat_template import ChatTemplate
+from dj2mgm.data import chat_template, chat_template_process
+from dj2mgm.data.chat_template import ChatTemplate, render_chat
 from dj2mgm.errors import InputError
-from dj2mgm.models.families import load_family
+from dj2mgm.models.generators import load_family
 from dj2mgm.settings.models import list_chat_template_names, read_chat_template
 from tiny_families import BUILDERS, save_tiny_family
 from tiny_models import tiny_tokenizer
@@ -130,7 +129,7 @@ def short_limits(monkeypatch, tmp_path):
     source = open(chat_template_process.__file__, encoding="utf-8").read()
     (tmp_path / "process.py").write_text(source.replace("CPU_S = 5.0", "CPU_S = 0.3"))
     monkeypatch.setattr(chat_template_process, "__file__", str(tmp_path / "process.py"))
-    monkeypatch.setattr(chat_rendering, "_renderer", None)
+    monkeypatch.setattr(chat_template, "_renderer", None)
 
 
 def test_hostile_template_of_a_model_is_refused(tmp_path, short_limits):
@@ -148,21 +147,21 @@ def test_threads_and_forked_processes_get_their_own_answers():
     with ThreadPoolExecutor(4) as threads:
         texts = list(threads.map(lambda n: render_chat("{{ n }}", [], n=n)[0], range(200)))
     assert texts == [str(n) for n in range(200)]
-    here = chat_rendering._renderer.process.pid
+    here = chat_template._renderer.process.pid
     with multiprocessing.get_context("fork").Pool(2) as pool:
         others = pool.map(_render_in_worker, range(40))
     assert [text for text, _ in others] == [str(n) for n in range(40)]
     assert here not in {pid for _, pid in others}
-    assert render_chat("{{ n }}", [], n=1) == ("1", []) and chat_rendering._renderer.process.pid == here
+    assert render_chat("{{ n }}", [], n=1) == ("1", []) and chat_template._renderer.process.pid == here
 
 
 def _render_in_worker(number: int) -> tuple[str, int]:
-    return render_chat("{{ n }}", [], n=number)[0], chat_rendering._renderer.process.pid
+    return render_chat("{{ n }}", [], n=number)[0], chat_template._renderer.process.pid
 
 
 def test_a_killed_renderer_is_restarted():
     render_chat("x", [])
-    os.kill(chat_rendering._renderer.process.pid, signal.SIGKILL)
+    os.kill(chat_template._renderer.process.pid, signal.SIGKILL)
     with pytest.raises(InputError, match="of memory"):
         render_chat("x", [])
     assert render_chat("x", []) == ("x", [])
@@ -170,7 +169,7 @@ def test_a_killed_renderer_is_restarted():
 
 def test_killed_renderer_with_unread_request_is_restarted():
     render_chat("x", [])
-    renderer = chat_rendering._renderer
+    renderer = chat_template._renderer
     os.kill(renderer.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, renderer.process.pid, os.WEXITED | os.WNOWAIT)  # no process reads the pipe from now on
     with pytest.raises(InputError, match="of memory"):

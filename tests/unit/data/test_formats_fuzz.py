@@ -15,9 +15,9 @@ from dj2mgm.data.training_jsonl import convert_pairs, write_training_jsonl
 from dj2mgm.data.user_dataset import write_user_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import FilesDataset
-from dj2mgm.storage import json_rows
+from dj2mgm.storage import streaming
 from dj2mgm.storage.files import read_jsonl, write_jsonl
-from dj2mgm.storage.json_rows import read_json_list
+from dj2mgm.storage.streaming import read_json_list
 from fuzzing import fuzzed
 from sample_rules import build_sample_rules
 
@@ -147,11 +147,11 @@ def test_reading_a_list_in_pieces_equals_json(folder, items, indented, cut, chun
         expected = json.loads(path.read_text())
     except ValueError:
         expected = None
-    json_rows.CHUNK_CHARACTERS, own = chunk, json_rows.CHUNK_CHARACTERS
+    streaming.CHUNK_CHARACTERS, own = chunk, streaming.CHUNK_CHARACTERS
     try:
         result = outcome(read_json_list, path)
     finally:
-        json_rows.CHUNK_CHARACTERS = own
+        streaming.CHUNK_CHARACTERS = own
     assert json.dumps(result) == json.dumps(expected if isinstance(expected, list) else None)
 
 

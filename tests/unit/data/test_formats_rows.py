@@ -17,7 +17,7 @@ from dj2mgm.data.formats import (
 )
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import write_json_list, write_jsonl
-from dj2mgm.storage.json_rows import MAX_ROW, LineIndex, _read, read_json_file, read_json_list
+from dj2mgm.storage.streaming import MAX_ROW, LineIndex, _read, read_json_file, read_json_list
 
 PAIR = {"id": "1", "text": build_dj_text("a red circle"), "images": ["a.png"]}
 TURNS = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]
@@ -289,7 +289,7 @@ def test_json_list_in_other_encodings(tmp_path, encoding):
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10_000])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_list_read_in_pieces_equals_json(tmp_path, monkeypatch, chunk, indent):
-    monkeypatch.setattr("dj2mgm.storage.json_rows.CHUNK_CHARACTERS", chunk)
+    monkeypatch.setattr("dj2mgm.storage.streaming.CHUNK_CHARACTERS", chunk)
     values = [1234567, [], {"é": [1.5e3, -0.25, None, True], "b": '],[ \\" '}, "", "\u2028 😀", [[{}]], 0]
     for items in (values, values[:1], []):
         path = tmp_path / "a.json"
@@ -304,7 +304,7 @@ def test_a_list_written_in_rows_can_be_read_by_json(tmp_path):
 
 
 def test_a_list_is_read_only_as_far_as_needed(tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.storage.json_rows.CHUNK_CHARACTERS", 100)
+    monkeypatch.setattr("dj2mgm.storage.streaming.CHUNK_CHARACTERS", 100)
     path = tmp_path / "a.json"
     path.write_text(json.dumps([TALK] * 100)[:-1] + ", and then no JSON")
     rows = read_json_list(path)
@@ -314,11 +314,11 @@ def test_a_list_is_read_only_as_far_as_needed(tmp_path, monkeypatch):
 
 
 def test_an_error_is_found_before_the_rest_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.storage.json_rows.CHUNK_CHARACTERS", 1000)
+    monkeypatch.setattr("dj2mgm.storage.streaming.CHUNK_CHARACTERS", 1000)
     path, read = tmp_path / "a.json", []
     path.write_text("[" + json.dumps(TALK) + "".join(f" {json.dumps(TALK)}," for _ in range(200)) + "{}]")
     own = _read
-    monkeypatch.setattr("dj2mgm.storage.json_rows._read", lambda *arguments: read.append(own(*arguments)) or read[-1])
+    monkeypatch.setattr("dj2mgm.storage.streaming._read", lambda *arguments: read.append(own(*arguments)) or read[-1])
     with pytest.raises(InputError, match="row 2: not valid JSON"):
         list(read_json_list(path))
     assert len("".join(read)) == 1000

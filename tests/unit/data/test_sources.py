@@ -23,8 +23,7 @@ from dj2mgm.data.images import BadImageError, join_image_path, load_image, locat
 from dj2mgm.data.merged_sources import write_merged_sources
 from dj2mgm.data.sources.image_folders import read_webdataset
 from dj2mgm.data.sources.parquet import read_parquet
-from dj2mgm.data.sources.row_files import read_table
-from dj2mgm.data.sources.source import Source
+from dj2mgm.data.sources.source import Source, read_table
 from dj2mgm.dataset_resolution.experiment_dataset import check_files, list_dataset_files, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import find_files, read_json, read_jsonl, read_yaml, write_json_list, write_jsonl, write_yaml

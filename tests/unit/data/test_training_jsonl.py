@@ -20,7 +20,7 @@ from dj2mgm.data.formats import build_conversation, build_dj_text, read_llava
 from dj2mgm.data.images import HeldOutImages
 from dj2mgm.data.training_jsonl import _repeat_rows, apportion, convert_pairs, drop_repeats, write_training_jsonl
 from dj2mgm.errors import InputError
-from dj2mgm.records.stage_records import JsonlSummary, SourceSamples, TrainingFileCounts
+from dj2mgm.records import JsonlSummary, SourceSamples, TrainingFileCounts
 from dj2mgm.storage.files import compute_sha256, read_json, read_jsonl, write_json
 from dj2mgm.storage.files import write_jsonl as write_rows
 from sample_rules import build_sample_rules

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.evaluation.contrast_verdicts import VERDICT_LEVEL, apply_holm_correction, decide
+from dj2mgm.evaluation.contrast_verdicts import VERDICT_LEVEL, apply_holm_correction, compute_verdict, decide
 from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_base, contrast_with_reference
 from dj2mgm.evaluation.intervals import LEVEL
-from dj2mgm.evaluation.sequential import compute_verdict
 from median_estimates import draw_median
 
 DOMINATED = {"images": 0.25, "seeds": 4.0}  # standard deviation of seeds relative to that of a mean over images

@@ -11,6 +11,7 @@ import find_leaks
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.near_duplicates import SIGNATURE_BYTES, compute_distances, compute_signature
 from dj2mgm.errors import InputError
+from dj2mgm.evaluation.groups import read_leaked_ids
 from dj2mgm.evaluation.leak_search import (
     Reference,
     References,
@@ -19,7 +20,6 @@ from dj2mgm.evaluation.leak_search import (
     count_leaks,
     read_references,
 )
-from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.storage.files import read_json, read_jsonl, write_json_list, write_jsonl, write_yaml
 from run_main import run_main
 

@@ -5,7 +5,7 @@ from math import exp, log
 import pytest
 
 import evaluate_vqa
-from dj2mgm.evaluation.metric_kinds import is_share
+from dj2mgm.evaluation.groups import is_share
 from dj2mgm.evaluation.run_scores import aggregate, read_run_scores
 from dj2mgm.evaluation.vqa import (
     ANSWER,

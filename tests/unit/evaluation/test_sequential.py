@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dj2mgm.evaluation.contrast_verdicts import VERDICT_LEVEL, find_decision_cost
-from dj2mgm.evaluation.contrasts import DecisionGoal, PairedContrast, PairedValues, contrast_with_reference
-from dj2mgm.evaluation.intervals import LEVEL
-from dj2mgm.evaluation.sequential import (
+from dj2mgm.evaluation.contrast_verdicts import (
     REPORT_LOOK,
+    VERDICT_LEVEL,
     Look,
     compute_further_looks,
     compute_next_look,
@@ -18,8 +16,11 @@ from dj2mgm.evaluation.sequential import (
     compute_verdicts,
     find_cost_after_looks,
     find_deciding_budget,
+    find_decision_cost,
     plan_looks,
 )
+from dj2mgm.evaluation.contrasts import DecisionGoal, PairedContrast, PairedValues, contrast_with_reference
+from dj2mgm.evaluation.intervals import LEVEL
 from median_estimates import draw_median
 
 IMAGES = 20

@@ -13,8 +13,8 @@ import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.texts import EvaluationQuestions, normalize_words
 from dj2mgm.evaluation import leak_search
+from dj2mgm.evaluation.groups import read_leaked_ids
 from dj2mgm.evaluation.leak_search import ReferenceTexts
-from dj2mgm.evaluation.leaked_ids import read_leaked_ids
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
 from run_main import run_main
 

@@ -10,7 +10,7 @@ import pytest
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.juicer import executors
+from dj2mgm.juicer import engine
 from dj2mgm.juicer.chain import Chain, Step
 from dj2mgm.juicer.engine import build_operators
 from dj2mgm.juicer.partitions import import_rows, list_partitions
@@ -253,7 +253,7 @@ def test_only_one_process_sends_requests_on_ray(project, tmp_path, capfd):
         [step] = parse_steps("recipe", [{"low_similarity_recaption_mapper": arguments}])
         [operator] = build_operators([step], tmp_path)
         chain = Chain([Step(1, operator)])
-        [table] = executors._run_on_ray(chain, list_partitions(tmp_path / "rows"))
+        [table] = engine._run_on_ray(chain, list_partitions(tmp_path / "rows"))
     assert table.num_rows == server.requests == COUNT and server.most_in_flight <= 2
     assert "note: low_similarity_recaption_mapper: runs in this process and not on Ray" in capfd.readouterr().err
     measuring = Chain([Step(1, operator, only_measures=True)])

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import check_judge, check_made, list_clip_files, list_selecting_clips
+from dj2mgm.model_files.missing_models import check_judge, check_made, list_clip_files, list_selecting_clips
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.runs.stage_settings import build_evaluate_clip_settings
 from tiny_clip import save_tiny_clip, save_tiny_siglip

@@ -16,12 +16,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from dj2mgm.errors import InputError
 from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.features.publish.run_record import copy_records
-from dj2mgm.model_files.clips import check_named_models
+from dj2mgm.model_files.missing_models import check_named_models
 from dj2mgm.model_files.model_folders import MAX_CONFIG_BYTES, check_config, check_model_folder
-from dj2mgm.models.families import load_family
+from dj2mgm.models.generators import load_family
 from dj2mgm.models.mgm.conversion import convert_to_safetensors
 from dj2mgm.models.vlm.vlm_family import folder_errors
-from dj2mgm.storage.plain_files import check_tree, copy_plain
+from dj2mgm.storage.files import check_tree, copy_plain
 from tiny_families import save_tiny_family
 from unpack_foundation import copy_part
 
@@ -157,7 +157,7 @@ def test_records_and_pushed_folders_contain_no_links(secret, tmp_path):
 
 
 def test_a_link_added_after_the_check_is_not_followed(base, secret, tmp_path, monkeypatch):
-    monkeypatch.setattr("dj2mgm.storage.plain_files.resolve_inside", lambda path, folder: path)
+    monkeypatch.setattr("dj2mgm.storage.files.resolve_inside", lambda path, folder: path)
     link(base / "vocab.txt", secret)
     with pytest.raises(InputError, match="vocab.txt cannot be read"):
         copy_plain(base / "vocab.txt", base, tmp_path / "copy")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.models.families import load_family
+from dj2mgm.models.generators import load_family
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from tiny_models import tiny_mgm, tiny_processor
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.models import greedy_search
-from dj2mgm.models.families import load_family
+from dj2mgm.models.generators import load_family
 from dj2mgm.models.greedy_search import DecodingStep, GreedySearch, Prompts, supports_static_cache
 from dj2mgm.models.questions import cut_at_stop
 from dj2mgm.models.vlm.vlm_generator import TransformersGenerator

@@ -7,7 +7,7 @@ import torch
 from transformers import Gemma2Config, LlavaConfig, MllamaConfig, PaliGemmaConfig
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.models.families import load_family
+from dj2mgm.models.generators import load_family
 from dj2mgm.models.tuning import wrap_with_lora
 from dj2mgm.models.vlm.vlm_family import supports_sdpa
 from dj2mgm.planning.architecture import PlanningError, VLMArchitecture, load_architecture

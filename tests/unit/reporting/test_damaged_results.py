@@ -18,7 +18,7 @@ from dj2mgm.models.tuning import wrap_with_lora
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.files import read_json, read_jsonl, read_yaml, write_json
-from dj2mgm.storage.json_rows import LineIndex
+from dj2mgm.storage.streaming import LineIndex
 from fuzzing import fuzzed
 from report_results import write_results
 from tiny_models import tiny_mgm

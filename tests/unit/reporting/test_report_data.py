@@ -7,20 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dj2mgm.records.page_records import find_differences
-from dj2mgm.records.stage_records import JsonlSummary, SourceSamples
+from dj2mgm.records import JsonlSummary, SourceSamples, find_differences
 from dj2mgm.reporting.charts import BAR_CHART_HEIGHT, Scale, compute_bin_edges, stack_bars
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.recaptions import build_recaption_gallery, measure_synthesis_quality, read_recaptions, read_truth
 from dj2mgm.reporting.rendering import format_integer, list_counts
 from dj2mgm.reporting.row_flow import (
     WIDTH,
     FlowStep,
     Lanes,
     build_pretrain_steps,
+    build_recaption_gallery,
     build_source_table,
     count_instructions,
     draw_flows,
+    measure_synthesis_quality,
+    read_recaptions,
+    read_truth,
 )
 from dj2mgm.reporting.sections.histograms import (
     align_bin_edges,

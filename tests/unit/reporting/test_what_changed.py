@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dj2mgm.reporting.experiment_results import load_experiments
-from dj2mgm.reporting.recaptions import read_recaptions
-from dj2mgm.reporting.row_flow import build_pretrain_steps
+from dj2mgm.reporting.row_flow import build_pretrain_steps, read_recaptions
 from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.headline_panels import build_headline_panels
 from dj2mgm.reporting.what_changed import FILE_STEP, build_strip, describe_changes

@@ -134,7 +134,7 @@ def run_stage(data: Path) -> None:
 @pytest.mark.parametrize("stage", [run_stage, filtered, written])
 def test_a_stages_memory_does_not_grow_with_rows(tmp_path, stage, monkeypatch):
     monkeypatch.setattr("dj2mgm.juicer.partitions.PARTITION_ROWS", ROWS_AT_ONCE)
-    monkeypatch.setattr("dj2mgm.storage.json_rows.CHUNK_CHARACTERS", 10_000)
+    monkeypatch.setattr("dj2mgm.storage.streaming.CHUNK_CHARACTERS", 10_000)
     highest = {}
     for partitions in (1, 4):
         data = write_pairs(tmp_path / str(partitions), partitions * ROWS_AT_ONCE)

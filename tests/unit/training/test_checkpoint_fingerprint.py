@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest
-from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.training.settings import TrainingSettings, compute_fingerprint, compute_input_digest
 
 BATCH = {"global_batch_size": 8, "micro_batch_size": 1, "gradient_accumulation_steps": 8, "gpus": 1}
 STAGE = {"cpu_threads": None, "template": "gemma", "deepspeed": None}

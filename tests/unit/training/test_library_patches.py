@@ -7,7 +7,8 @@ import torch
 import transformers.trainer
 from transformers.masking_utils import create_causal_mask
 
-from dj2mgm.training.library_patches import apply_library_patches, transformers_patch
+from dj2mgm.training import trainer
+from dj2mgm.training.library_patches import apply_library_patches
 from dj2mgm.training.trainer import ResumableTrainer
 from forked_python import forked_python
 from paths import PROJECT
@@ -51,7 +52,7 @@ def test_libraries_change_once_and_not_on_import():
 
 
 def test_a_trainer_without_the_changes_is_refused(monkeypatch):
-    monkeypatch.setattr(transformers_patch, "is_applied", lambda: False)
+    monkeypatch.setattr(trainer, "are_patches_applied", lambda: False)
     with pytest.raises(RuntimeError, match="call apply_library_patches first"):
         ResumableTrainer(fingerprint="", global_batch_size=1)
 

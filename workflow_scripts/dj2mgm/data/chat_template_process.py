@@ -1,4 +1,4 @@
-"""Process that renders chat templates within limits of time and memory, for dj2mgm/data/chat_rendering.py.
+"""Process that renders chat templates within limits of time and memory, for dj2mgm/data/chat_template.py.
 
     python -I chat_template_process.py
 

@@ -1,7 +1,7 @@
 """Readers of users' files and builders of rows: Data-Juicer's pairs, LLaVA's conversations, held-out rows, plain texts.
 
 The workflow's own files have been checked when `make_dataset.py` wrote them. `storage.files.read_jsonl` and
-`json_rows.read_json_list` read their rows unchecked.
+`streaming.read_json_list` read their rows unchecked.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,7 +18,7 @@ from dj2mgm.dataset_resolution.row_media import (
     replace_tagged_images,
 )
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.storage.json_rows import (
+from dj2mgm.storage.streaming import (
     NumberedIds,
     UniqueIds,
     find_first_character,

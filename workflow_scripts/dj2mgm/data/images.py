@@ -17,9 +17,8 @@ from typing import BinaryIO
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.storage.files import read_json
+from dj2mgm.storage.files import list_homes, read_json
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE, compute_image_digest, parse_member, read_file_size
-from dj2mgm.storage.plain_files import list_homes
 
 # Pillow's names of the supported formats. No other format is tried for any file, because Pillow's
 # reader of EPS starts Ghostscript. JPEG includes MPO, a file of several JPEGs that phones write.

@@ -21,8 +21,14 @@ from dj2mgm.data.formats import (
 )
 from dj2mgm.data.sources.image_folders import read_folder, read_webdataset
 from dj2mgm.data.sources.parquet import read_arrow, read_parquet
-from dj2mgm.data.sources.row_files import read_data_juicer, read_llava_files, read_sharegpt, read_table
-from dj2mgm.data.sources.source import Source, describe_unread
+from dj2mgm.data.sources.source import (
+    Source,
+    describe_unread,
+    read_data_juicer,
+    read_llava_files,
+    read_sharegpt,
+    read_table,
+)
 from dj2mgm.dataset_resolution.file_samples import SAVED_RECORDS
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError, quote_value
@@ -30,7 +36,7 @@ from dj2mgm.settings.data import CAPTION_QUESTION
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, MergedSplit, ReadableSources, SourceOnDisk
 from dj2mgm.storage.files import find_files, list_files, write_json, write_jsonl
 from dj2mgm.storage.image_files import CONVERT_HEIF, HEIF_SUFFIXES, IMAGE_FOLDERS_FILE, rebase_image_path
-from dj2mgm.storage.json_rows import NumberedIds
+from dj2mgm.storage.streaming import NumberedIds
 
 READERS: dict[str, Callable[[Source], Iterator[dict]]] = {
     "data_juicer": read_data_juicer,

@@ -28,11 +28,10 @@ from dj2mgm.data.images import BadImageError, HeldOutImages, load_image, locate_
 from dj2mgm.data.texts import separate_words
 from dj2mgm.dataset_resolution.row_media import UNREAD_MEDIA
 from dj2mgm.errors import InputError
-from dj2mgm.records.stage_records import SourceSamples, TrainingFileCounts
+from dj2mgm.records import SourceSamples, TrainingFileCounts
 from dj2mgm.settings.data import JsonlSettings
 from dj2mgm.storage.files import write_jsonl
-from dj2mgm.storage.json_rows import NumberedIds
-from dj2mgm.storage.streaming import DiskMap, map_in_order
+from dj2mgm.storage.streaming import DiskMap, NumberedIds, map_in_order
 
 SHARE_TOLERANCE = Fraction(1, 10**6)  # a smaller rest of the shares is an error of rounding
 SourceCounts = Counter  # numbers of rows by source; the key None is a dataset without sources

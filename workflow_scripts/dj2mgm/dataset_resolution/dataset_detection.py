@@ -25,9 +25,8 @@ from dj2mgm.dataset_resolution.file_groups import (
 from dj2mgm.errors import InputError
 from dj2mgm.settings.dataset_files import WITH_IMAGES, FilesDataset, SourcesDataset
 from dj2mgm.settings.validation import validate_settings
-from dj2mgm.storage.files import find_files, format_yaml
+from dj2mgm.storage.files import MIB, find_files, format_yaml
 from dj2mgm.storage.image_files import leads_up
-from dj2mgm.storage.plain_files import MIB
 
 MAX_SUBFOLDERS = 200  # folders in which images are searched for
 

@@ -33,9 +33,8 @@ from dj2mgm.settings.dataset_files import (
 from dj2mgm.settings.string_formats import check_format, has_format
 from dj2mgm.settings.targets import RESERVED_NAMES
 from dj2mgm.settings.validation import validate_settings
-from dj2mgm.storage.files import discard_files, find_files, read_if_whole
+from dj2mgm.storage.files import discard_files, find_files, read_if_whole, resolve_inside
 from dj2mgm.storage.image_files import IMAGE_FOLDERS_FILE
-from dj2mgm.storage.plain_files import resolve_inside
 
 DOWNLOADS_FOLDER = Path("downloads")
 FETCH_RECORD = ".fetched.json"  # names the source of a complete folder; readers of data skip hidden files

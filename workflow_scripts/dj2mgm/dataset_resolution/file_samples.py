@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from dj2mgm.errors import InputError
+from dj2mgm.storage.files import MIB, check_no_null, check_plain, open_plain
 from dj2mgm.storage.image_files import read_members
-from dj2mgm.storage.json_rows import (
+from dj2mgm.storage.streaming import (
     MAX_ROW,
     make_row_size_error,
     open_input,
     parse_json,
 )
-from dj2mgm.storage.plain_files import MIB, check_no_null, check_plain, open_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa

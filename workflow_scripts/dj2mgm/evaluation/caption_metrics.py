@@ -9,9 +9,8 @@ from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.caption_attributes import measure_attributes
 from dj2mgm.evaluation.embedder import Embedder
-from dj2mgm.evaluation.groups import Metrics, Rows
+from dj2mgm.evaluation.groups import SECOND_JUDGE_PREFIX, Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
-from dj2mgm.evaluation.metric_kinds import SECOND_JUDGE_PREFIX
 from dj2mgm.score_groups import OWN, REFERENCE_CAPTIONS
 
 # CLIPScore and RefCLIPScore (Hessel et al. 2021, arXiv:2104.08718, section 3) with any CLIP or SigLIP of transformers.

@@ -12,7 +12,7 @@ from dj2mgm.cli.messages import Progress
 from dj2mgm.compute import select_device
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import JUDGE_TYPES, check_kind, check_local_model, find_model_folder
+from dj2mgm.model_files.missing_models import JUDGE_TYPES, check_kind, check_local_model, find_model_folder
 from dj2mgm.model_files.model_folders import find_model
 
 INPUTS_AT_ONCE = 64  # images or texts in a batch

@@ -1,21 +1,49 @@
-"""Groups for which metrics are reported: own images, shuffled images and further controls.
+"""Groups for which metrics are reported: own images, shuffled images and further controls; kinds of metrics.
 
 A model that ignores images scores the same on own and shuffled images, so the paired difference is the evidence.
 """
 
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import numpy as np
 
 from dj2mgm.evaluation.intervals import Estimate, Measurements, estimate
-from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.score_groups import DIFFERENCE, NO_IMAGE, OWN, REFERENCE_CAPTIONS, SHUFFLED, name_group, split_group
 from dj2mgm.storage.files import read_jsonl
 
+BY_TYPE = "vqa_accuracy_"  # prefix of the accuracies by question type; users name types, such as "yes/no"
+SECOND_JUDGE_PREFIX = "second_"  # prefix of the second judge's metrics
 Rows = list[dict]
 Metrics = dict[str, Measurements]  # by metric name
 Estimates = dict[str, Estimate]  # by metric name
+HELD_OUT = "held_out"
+
+
+def is_task_metric(metric: str) -> bool:
+    """Return whether a metric belongs to a task of lmms-eval: <task>/<metric>."""
+    return "/" in metric and not metric.startswith(BY_TYPE)
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a share from 0 to 1, which is shown in percent.
+
+    Other metrics are scores or counts. Metrics of lmms-eval are shown unchanged.
+    """
+    shares = ("accuracy" in metric, metric == "answer_probability", metric == "exact_match")
+    return not is_task_metric(metric) and any(shares)
+
+
+def find_score_range(metric: str) -> tuple[float, float]:
+    """Return the smallest and the largest possible score, infinite if there is no bound or the bound is unknown."""
+    if is_share(metric):
+        return 0.0, 1.0
+    if metric.endswith("log_likelihood"):
+        return -inf, 0.0
+    if metric.removeprefix(SECOND_JUDGE_PREFIX) in ("clip_score", "ref_clip_score", "extra_objects"):
+        return 0.0, inf
+    return -inf, inf
 
 
 def read_paired_rows(path: str | Path, key: tuple[str, ...]) -> dict[str, dict[str, Rows]]:
@@ -87,3 +115,13 @@ def iterate_score_rows(measured: dict[str, Metrics]) -> Iterator[dict]:
 def format_group_name(row: dict) -> str:
     """Return the name of the group of a row of scores.jsonl."""
     return REFERENCE_CAPTIONS if row["model"] == REFERENCE_CAPTIONS else name_group(row["model"], row["images"])
+
+
+def read_leaked_ids(file: Path | None, origin: str) -> set[str]:
+    """Return the ids of the questions or held-out rows whose image is in the training data, from the file of leaks.
+
+    `origin` is the name of a benchmark, or `HELD_OUT`.
+    """
+    if file is None:
+        return set()
+    return {identifier for leak in read_jsonl(file) if leak["of"] == origin for identifier in leak["ids"]}

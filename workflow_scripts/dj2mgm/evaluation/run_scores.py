@@ -13,9 +13,8 @@ import numpy as np
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_reference
-from dj2mgm.evaluation.groups import estimate_metric, format_group_name
+from dj2mgm.evaluation.groups import estimate_metric, find_score_range, format_group_name
 from dj2mgm.evaluation.intervals import LEVEL, Estimate
-from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.score_groups import DIFFERENCE, OWN, SHUFFLED, name_group, split_group
 from dj2mgm.storage.files import read_jsonl
 

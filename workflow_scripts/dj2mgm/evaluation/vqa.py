@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from math import exp
 from pathlib import Path
 
-from dj2mgm.evaluation.groups import Metrics, Rows, estimate_groups, read_paired_rows
+from dj2mgm.evaluation.groups import BY_TYPE, Metrics, Rows, estimate_groups, read_paired_rows
 from dj2mgm.evaluation.intervals import Measurements
-from dj2mgm.evaluation.metric_kinds import BY_TYPE
 from dj2mgm.score_groups import OWN
 
 ARTICLES = {"a", "an", "the"}

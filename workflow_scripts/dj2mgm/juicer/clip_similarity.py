@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoProcessor, CLIPImageProcessorPil, CLIPModel
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import check_local_model
+from dj2mgm.model_files.missing_models import check_local_model
 from dj2mgm.model_files.model_folders import find_missing_parts, find_model
 
 RGB_LEVELS = 256

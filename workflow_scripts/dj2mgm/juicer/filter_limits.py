@@ -1,6 +1,6 @@
 """Limits that filters apply to their statistics, and the error for a recipe that keeps no row, which suggests limits.
 
-Names of statistics and of the arguments that limit them are in recipes/statistic_limits.py.
+Names of statistics and of the arguments that limit them are in recipes/catalogue.py.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from dj2mgm.juicer.engine import Engine
 from dj2mgm.juicer.operators.declarations import get_declarations
 from dj2mgm.juicer.partitions import iterate_column_values
 from dj2mgm.juicer.patched_data_juicer import OP, Filter
-from dj2mgm.recipes.statistic_limits import find_limit_arguments, read_statistic_operators
+from dj2mgm.recipes.catalogue import find_limit_arguments, read_statistic_operators
 from dj2mgm.storage.files import read_jsonl
 
 KEPT_SHARES = (0.1, 0.25, 0.5)  # approximate shares that the suggested limits would keep

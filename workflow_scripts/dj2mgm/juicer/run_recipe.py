@@ -25,7 +25,7 @@ from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_rows,
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.recipes.catalogue import DATASET_FILES, INSTRUCTIONS, find_recipe_files
 from dj2mgm.recipes.recipe_parsing import RecipeStep, check_models_named
-from dj2mgm.records.stage_records import OperatorSummary, RecipeSummary
+from dj2mgm.records import OperatorSummary, RecipeSummary
 from dj2mgm.script_modules import find_modules
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json, write_jsonl
 from dj2mgm.storage.streaming import DiskMap

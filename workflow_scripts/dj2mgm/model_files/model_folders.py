@@ -12,8 +12,7 @@ from pathlib import Path
 from dj2mgm.errors import InputError
 from dj2mgm.settings.config_files import read_json_config
 from dj2mgm.settings.models import WITHOUT_CHAT
-from dj2mgm.storage.files import MAX_NESTING, read_json
-from dj2mgm.storage.plain_files import MIB, check_plain, copy_plain, resolve_inside
+from dj2mgm.storage.files import MAX_NESTING, MIB, check_plain, copy_plain, read_json, resolve_inside
 
 COMMIT = re.compile("[0-9a-f]{40}")  # Git names contents as it names commits
 

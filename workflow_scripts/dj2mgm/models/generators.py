@@ -1,4 +1,7 @@
-"""Generators of trained models, in this process or in several processes with one GPU each."""
+"""Generators of trained models, in this process or in several processes with one GPU each.
+
+Also: detection of the family of the vision-language model in a folder.
+"""
 
 import multiprocessing
 import os
@@ -11,11 +14,33 @@ from multiprocessing import connection
 from pathlib import Path
 
 import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from dj2mgm.compute import use_cpu_threads
-from dj2mgm.models.families import load_family
+from dj2mgm.errors import InputError
+from dj2mgm.model_files.model_folders import check_model_folder
+from dj2mgm.models.mgm.configuration_mgm import MGMConfig
+from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.questions import split_into_parts
-from dj2mgm.models.vision_language import Answerer, Generator
+from dj2mgm.models.vision_language import Answerer, Generator, ModelFamily
+from dj2mgm.models.vlm.vlm_family import TransformersFamily
+from dj2mgm.storage.files import FIX_FILE_REMEDY, read_json
+
+
+def load_family(folder: Path) -> ModelFamily:
+    """Return the family for the model type of a folder; raise InputError if no family supports it."""
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} contains no config.json, so it is not a model folder; name another one")
+    check_model_folder(folder)
+    kind = read_json(folder / "config.json", remedy=FIX_FILE_REMEDY).get("model_type")
+    if kind == MGMConfig.model_type:
+        return MGMFamily(folder)
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        raise InputError(
+            f"{folder} contains a model of type {kind}, which transformers does not load for images and text; name "
+            "another one"
+        )
+    return TransformersFamily(folder)
 
 
 def load_generator(base: Path, stage: Path | None, device: str | torch.device | None = None) -> Generator:

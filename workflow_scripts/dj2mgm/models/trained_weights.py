@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.model_folders import WEIGHTS, WEIGHTS_INDEX, read_shard_names
-from dj2mgm.storage.files import MAKE_AGAIN, read_json, readable, write_json
-from dj2mgm.storage.plain_files import check_plain
+from dj2mgm.storage.files import MAKE_AGAIN, check_plain, read_json, readable, write_json
 
 CONNECTOR_PREFIXES = ("projector.", "patch_info_mining.")
 # names in transformers' models

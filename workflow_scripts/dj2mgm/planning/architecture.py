@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import check_local_model
+from dj2mgm.model_files.missing_models import check_local_model
 from dj2mgm.model_files.model_folders import check_config, check_model_folder, find_model, is_folder_path
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration
 from dj2mgm.models.mgm.modeling_mgm import select_positions

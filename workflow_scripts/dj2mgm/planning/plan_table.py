@@ -34,7 +34,7 @@ from dj2mgm.planning.step import Workload, count_parameters
 from dj2mgm.settings.dataset_files import load_dataset_settings
 from dj2mgm.settings.targets import CARDS, GpuCard
 from dj2mgm.storage.files import read_json, read_jsonl
-from dj2mgm.storage.json_rows import read_json_list
+from dj2mgm.storage.streaming import read_json_list
 
 MAX_READ = 1000  # rows of a split whose images' sizes are read
 

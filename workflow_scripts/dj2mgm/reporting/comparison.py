@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dj2mgm.evaluation.groups import BY_TYPE, SECOND_JUDGE_PREFIX, is_share, is_task_metric
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.metric_kinds import BY_TYPE, SECOND_JUDGE_PREFIX, is_share, is_task_metric
 from dj2mgm.evaluation.run_scores import (
     GroupEstimates,
     RunScores,

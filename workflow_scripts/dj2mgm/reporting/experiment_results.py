@@ -1,6 +1,6 @@
 """Results of experiments, read from the files of their stages.
 
-The configuration (records/page_records.py) names the folder of each stage, because runs and experiments share
+The configuration (records.py) names the folder of each stage, because runs and experiments share
 stages.
 """
 
@@ -13,19 +13,17 @@ from typing import Any
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.run_scores import GroupEstimates, RunScores, aggregate, read_run_scores
 from dj2mgm.recipes.catalogue import INSTRUCTIONS
-from dj2mgm.records.page_records import (
+from dj2mgm.records import (
+    JsonlSummary,
+    Judge,
     PageSettings,
     RecipeContents,
+    RecipeSummary,
     ShownConfiguration,
     ShownControl,
     ShownExperiment,
-    read_image_root,
-)
-from dj2mgm.records.stage_records import (
-    JsonlSummary,
-    Judge,
-    RecipeSummary,
     TrainingRecord,
+    read_image_root,
     read_jsonl_summary,
     read_recipe_summary,
     read_training_record,

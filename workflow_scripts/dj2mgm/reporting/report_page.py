@@ -13,21 +13,19 @@ from dj2mgm.reporting.comparison import (
     describe_paired_seeds,
 )
 from dj2mgm.reporting.experiment_results import ExperimentResults, group_experiments
-from dj2mgm.reporting.recaptions import (
-    RecaptionedRow,
-    build_recaption_gallery,
-    measure_synthesis_quality,
-    read_recaptions,
-    read_truth,
-)
 from dj2mgm.reporting.rendering import build_step_key, build_template_environment, format_integer, join_words, link_rows
 from dj2mgm.reporting.row_flow import (
     FlowStep,
+    RecaptionedRow,
     Shape,
     build_pretrain_steps,
+    build_recaption_gallery,
     build_source_table,
     count_instructions,
     draw_flows,
+    measure_synthesis_quality,
+    read_recaptions,
+    read_truth,
 )
 from dj2mgm.reporting.sections.gallery import build_duplicate_sections, build_gallery
 from dj2mgm.reporting.sections.histograms import build_similarity_histogram, build_statistic_histograms

@@ -14,7 +14,7 @@ from dj2mgm.cli.messages import format_duration
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER, find_dataset_source
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.model_files.missing_models import MissingModelError, check_clip_folder, check_model_folders
-from dj2mgm.records.stage_records import read_jsonl_summary
+from dj2mgm.records import read_jsonl_summary
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.runs.layers import EMBEDDED_DEFAULTS

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import check_local_model
+from dj2mgm.model_files.missing_models import check_local_model
 from dj2mgm.model_files.model_folders import check_format, check_model_folder, find_model, is_folder_path
 from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.config_files import (

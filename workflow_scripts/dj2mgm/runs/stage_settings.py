@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import list_selecting_clips
+from dj2mgm.model_files.missing_models import list_selecting_clips
 from dj2mgm.recipes.catalogue import (
     ANSWERING_OPERATORS,
     INSTRUCTION_OPERATOR,

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dj2mgm.models.trained_weights import PROJECTOR_FILE, find_projector_parameters
-from dj2mgm.records.stage_records import ScoringRecord, TrainingRecord
+from dj2mgm.records import ScoringRecord, TrainingRecord
 from dj2mgm.storage.files import replace_file, write_json, write_jsonl
 from dj2mgm.training.deepspeed_config import describe_engine
 from dj2mgm.training.settings import TrainingSettings

@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 from dj2mgm.cli.messages import note
 from dj2mgm.compute import set_seed, use_cpu_threads, use_own_gpu
 from dj2mgm.errors import InputError
-from dj2mgm.models.families import load_family
+from dj2mgm.models.generators import load_family
 from dj2mgm.models.trained_weights import read_full_shapes
 from dj2mgm.models.tuning import Tuning
 from dj2mgm.models.vision_language import ModelFamily, ModelParts
@@ -29,7 +29,6 @@ from dj2mgm.settings.training_stages import AUTO, FROZEN, count_steps, describe_
 from dj2mgm.training.arguments import build_training_arguments, choose_optimizer
 from dj2mgm.training.build_locks import remove_stale_locks
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint
-from dj2mgm.training.fingerprint import compute_fingerprint, compute_input_digest, run_in_background
 from dj2mgm.training.frozen_layers import replace_frozen_layers, require_fp8
 from dj2mgm.training.memory_plan import (
     build_architecture,
@@ -61,7 +60,7 @@ from dj2mgm.training.processes import (
     restart_training,
 )
 from dj2mgm.training.scoring import HeldOutQuestions, Scorer, count_scored_questions, read_held_out_questions
-from dj2mgm.training.settings import TrainingSettings
+from dj2mgm.training.settings import TrainingSettings, compute_fingerprint, compute_input_digest, run_in_background
 from dj2mgm.training.trackers import PROJECT_NAME, Trackers, check_trackers, read_row_counts
 from dj2mgm.training.trainer import StageTrainer
 from dj2mgm.training.training_data import Collator, ConversationDataset

@@ -33,7 +33,7 @@ from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.storage.files import write_json
 from dj2mgm.training.arguments import split_groups
 from dj2mgm.training.checkpoints import discard_checkpoints, find_checkpoint_before, mark_complete
-from dj2mgm.training.library_patches import transformers_patch
+from dj2mgm.training.library_patches import are_patches_applied
 from dj2mgm.training.scoring import Scorer
 from dj2mgm.training.training_data import StepBatches
 
@@ -122,7 +122,7 @@ class ResumableTrainer(Trainer):
     """
 
     def __init__(self, *args, fingerprint: str, global_batch_size: int, **kwargs):
-        if not transformers_patch.is_applied():
+        if not are_patches_applied():
             raise RuntimeError("training needs changes to transformers; call apply_library_patches first")
         super().__init__(*args, **kwargs)
         self.fingerprint = fingerprint

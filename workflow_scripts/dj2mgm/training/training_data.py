@@ -15,7 +15,7 @@ from dj2mgm.data.formats import find_control_problem, find_image_problem, list_i
 from dj2mgm.errors import InputError
 from dj2mgm.models.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLengthError, cast_images
 from dj2mgm.storage.files import read_jsonl
-from dj2mgm.storage.json_rows import LineIndex
+from dj2mgm.storage.streaming import LineIndex
 
 MAX_WIDTHS = 32  # widths of micro batches: a GPU's kernels are planned once for each width
 LENGTH_MULTIPLE = 8  # tokens

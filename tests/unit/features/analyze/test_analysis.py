@@ -17,7 +17,7 @@ from dj2mgm.data.shapes import draw_image, draw_row_scene
 from dj2mgm.errors import InputError
 from dj2mgm.features.analyze.analysis import analyze, convert_to_numbers, summarize_analysis
 from dj2mgm.features.analyze.analysis_page import write_analysis_page
-from dj2mgm.features.analyze.analyze_settings import AnalysisSettings
+from dj2mgm.features.analyze.analyze_keys import AnalysisSettings
 from dj2mgm.juicer.filter_limits import FilterLimit, read_statistic_limits
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, prepare_filters

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.features.challenge.challenge_inputs import build_challenge_settings
+from dj2mgm.features.challenge.challenge_stages import build_challenge_settings
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.storage.files import read_yaml, write_yaml
 

@@ -16,7 +16,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_datase
 from dj2mgm.features.check.check_page import list_power_sentences, write_console_text
 from dj2mgm.features.check.dataset_check import CheckSettings, DatasetCheck
 from dj2mgm.features.check.dataset_check import check_dataset as check_folder
-from dj2mgm.reporting.verdicts.power import TYPICAL_NOISE, Noise, compute_expected_contrast
+from dj2mgm.reporting.verdicts.decision_cost import TYPICAL_NOISE, Noise, compute_expected_contrast
 from dj2mgm.settings.training_stages import FinetuneSection, describe_steps
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_text, write_yaml
 from paths import PROJECT

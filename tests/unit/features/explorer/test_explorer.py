@@ -25,8 +25,8 @@ from dj2mgm.features.explorer.explorer_page import write_explorers
 from dj2mgm.features.explorer.results import Results, read_results
 from dj2mgm.features.explorer.row_table import RowTable, TextFile, compute_limit
 from dj2mgm.features.explorer.server import Explorer, Server
-from dj2mgm.recipes.statistic_limits import OPERATOR_STATISTICS, label_statistic
-from dj2mgm.records.page_records import describe_clip_doubt
+from dj2mgm.recipes.catalogue import OPERATOR_STATISTICS, label_statistic
+from dj2mgm.records import describe_clip_doubt
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.rendering import build_step_key, locate_explorer_page
 from dj2mgm.reporting.report_page import write_report_page

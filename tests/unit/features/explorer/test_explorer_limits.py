@@ -14,9 +14,8 @@ from dj2mgm.features.explorer.results import read_results
 from dj2mgm.juicer.patched_data_juicer import OPERATORS
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
-from dj2mgm.recipes.catalogue import read_defaults
+from dj2mgm.recipes.catalogue import read_defaults, read_statistic_operators
 from dj2mgm.recipes.recipe_parsing import parse_steps
-from dj2mgm.recipes.statistic_limits import read_statistic_operators
 from dj2mgm.storage.files import write_jsonl, write_yaml
 
 ROWS = 120

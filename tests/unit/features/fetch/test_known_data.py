@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from dj2mgm.data.sources.parquet import read_parquet
-from dj2mgm.data.sources.row_files import read_llava_files
-from dj2mgm.data.sources.source import Source
+from dj2mgm.data.sources.source import Source, read_llava_files
 from dj2mgm.dataset_resolution.experiment_dataset import find_hub_benchmark, find_hub_dataset, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark, read_questions

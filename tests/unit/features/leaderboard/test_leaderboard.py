@@ -8,7 +8,7 @@ import pytest
 
 import write_leaderboard
 from dj2mgm.features.leaderboard.leaderboard import find_entries
-from dj2mgm.records.page_records import DECISION_FILE, VERDICT_FILE, read_verdicts, write_verdicts
+from dj2mgm.records import DECISION_FILE, VERDICT_FILE, read_verdicts, write_verdicts
 from dj2mgm.storage.files import read_yaml, write_json, write_text, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 from report_pages import Elements

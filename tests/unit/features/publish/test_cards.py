@@ -26,7 +26,7 @@ from dj2mgm.features.publish.run_record import (
     format_value,
     reporting_full_disk,
 )
-from dj2mgm.records.page_records import VERDICT_FILE, RecipeContents, write_verdicts
+from dj2mgm.records import VERDICT_FILE, RecipeContents, write_verdicts
 from dj2mgm.reporting.comparison import compare_with_first, tabulate_scores, write_table
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.runs.all_runs import Runs

@@ -6,8 +6,8 @@ Scores of simulated searches come from a simple model with noise per run and per
 import numpy as np
 import pytest
 
+from dj2mgm.evaluation.contrast_verdicts import Look, compute_verdict, plan_looks
 from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
-from dj2mgm.evaluation.sequential import Look, compute_verdict, plan_looks
 from dj2mgm.features.studies.axes import Interval
 from dj2mgm.features.studies.trials import propose_trials
 from simulated_search import settings

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from dj2mgm.evaluation.contrast_verdicts import compute_verdict, plan_looks
 from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
-from dj2mgm.evaluation.sequential import compute_verdict, plan_looks
 from dj2mgm.features.studies.designs import SearchDesign
 from dj2mgm.features.studies.halving import (
     SearchHistory,

@@ -9,8 +9,8 @@ from dj2mgm.features.studies.search_page import (
     build_trial_table,
     draw_parallels,
 )
-from dj2mgm.features.studies.study_parts import StudyPageContent
 from dj2mgm.features.studies.study_records import ShownBatch, ShownSearch, ShownTrial
+from dj2mgm.features.studies.study_table import StudyPageContent
 from dj2mgm.reporting.comparison import HeadlineScore
 from dj2mgm.reporting.rendering import build_template_environment
 

@@ -15,14 +15,18 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.model_folders import WEIGHTS_INDEX
 from dj2mgm.models.mgm import MGMForConditionalGeneration
 from dj2mgm.models.mgm.conversion import (
+    CONVNEXT,
+    LAST_NORM,
+    MGM_NAMES,
     convert_from_mgm,
     convert_openclip_convnext,
     convert_projector_from_mgm,
     convert_projector_to_mgm,
     convert_to_mgm,
     convert_to_safetensors,
+    rename_tensor,
+    reverse_pairs,
 )
-from dj2mgm.models.mgm.tensor_names import CONVNEXT, LAST_NORM, MGM_NAMES, rename_tensor, reverse_pairs
 from dj2mgm.models.trained_weights import Shard, load_projector, open_shards
 from dj2mgm.storage.files import read_json, write_json
 from fuzzing import fuzzed

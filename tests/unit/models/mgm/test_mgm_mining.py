@@ -7,7 +7,7 @@ import torch
 from transformers import ConvNextModel
 
 from dj2mgm.models.mgm.configuration_mgm import MGMConfig
-from dj2mgm.models.mgm.mining import PatchInfoMining
+from dj2mgm.models.mgm.modeling_mgm import PatchInfoMining
 from published_mgm import MGM_2B
 from tiny_models import (
     IMAGE_SIDE,

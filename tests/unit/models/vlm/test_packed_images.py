@@ -6,7 +6,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.models.families import load_family
+from dj2mgm.models.generators import load_family
 from dj2mgm.models.vlm.packed_images import TOWER_PREFIX
 from tiny_families import save_tiny_family
 

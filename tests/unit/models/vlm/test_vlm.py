@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText, ProcessorMixin
 from dj2mgm.data.formats import build_conversation, build_text_conversation, list_images
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.models.families import load_family
+from dj2mgm.models.generators import load_family
 from dj2mgm.models.questions import GivenAnswer
 from dj2mgm.models.trained_weights import find_language_parameters
 from dj2mgm.models.tuning import wrap_with_lora

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from dj2mgm.evaluation.contrasts import PairedValues, contrast_with_reference
-from dj2mgm.reporting.verdicts.power import (
+from dj2mgm.reporting.verdicts.decision_cost import (
     FinishedRun,
     Noise,
     compute_expected_contrast,

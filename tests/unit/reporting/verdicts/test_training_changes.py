@@ -7,7 +7,7 @@ from scipy import stats
 from dj2mgm.reporting.comparison import find_headline
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.reporting.verdicts.assessment import Assessment
-from dj2mgm.reporting.verdicts.training_changes import judge_training_changes
+from dj2mgm.reporting.verdicts.learning_faults import judge_training_changes
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 from report_pages import read_page_text, write_report

@@ -17,10 +17,9 @@ from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.data.sources.source import Source, build_conversation_row, find_column, read_cell
 from dj2mgm.dataset_resolution.row_media import OTHER_SUFFIXES, find_unread_media, read_row_media
 from dj2mgm.errors import InputError, quote_value
+from dj2mgm.storage.files import check_no_null
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES, Member, read_members
-from dj2mgm.storage.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_json
-from dj2mgm.storage.plain_files import check_no_null
-from dj2mgm.storage.streaming import DiskMap
+from dj2mgm.storage.streaming import MAX_ROW, DiskMap, check_object, make_row_size_error, open_input, parse_json
 
 
 def read_folder(source: Source) -> Iterator[dict]:

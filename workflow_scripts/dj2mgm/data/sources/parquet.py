@@ -25,8 +25,7 @@ from dj2mgm.dataset_resolution.file_samples import STREAM, list_cached
 from dj2mgm.dataset_resolution.row_media import find_unread_media, read_row_media
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES, Member
-from dj2mgm.storage.json_rows import MAX_ROW, check_object, make_row_size_error, open_input, parse_identifier
-from dj2mgm.storage.streaming import DiskMap
+from dj2mgm.storage.streaming import MAX_ROW, DiskMap, check_object, make_row_size_error, open_input, parse_identifier
 
 WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MAX_ROWS = 64  # most rows per batch

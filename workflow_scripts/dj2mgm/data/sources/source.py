@@ -1,15 +1,35 @@
-"""Source of a dataset, and helpers for its readers, such as the search for columns by their usual names."""
+"""Source of a dataset, helpers for its readers, and readers of files of rows that name images.
+
+Rows are Data-Juicer's pairs, conversations or tables. Conversations are LLaVA's, ShareGPT's or OpenAI's, in a JSON list
+or one object per line. Turns of the latter two are in `conversations` or `messages`, image paths in `images` or
+`image`, in parts of the turns, or under other names (row_media.py). Tables of paths and captions are `.csv`, `.tsv`, or
+JSON objects. Their separator follows from the first line. Cells of .csv and .tsv are plain strings: `nan`, `NULL` and
+`NA`, which some readers take for missing values, are words.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from dj2mgm.dataset_resolution.row_media import IMAGE_TOKEN, UNREAD_MEDIA, RowMedia, read_content, replace_tagged_images
+from dj2mgm.data.formats import build_conversation, read_llava, read_pairs
+from dj2mgm.dataset_resolution.file_samples import LOOK_FOR, read_table_rows
+from dj2mgm.dataset_resolution.row_media import (
+    IMAGE_TOKEN,
+    UNREAD_MEDIA,
+    RowMedia,
+    find_unread_media,
+    has_empty_image,
+    read_content,
+    read_row_media,
+    replace_tagged_images,
+)
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import USUAL_NAMES, Columns
+from dj2mgm.storage.streaming import parse_identifier, read_list_or_lines
 
 MAX_EXAMPLES = 3  # names of files that are not used
+LLAVA_ROLE = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "model": "gpt", "system": "system"}
 
 
 @dataclass
@@ -52,9 +72,6 @@ def read_cell(value: object, name: str, location: str) -> str:
     if value is not None and not isinstance(value, str):
         raise InputError(f"{location}: {quote_value(name)} must be a string, found {quote_value(value)}")
     return value or ""
-
-
-LLAVA_ROLE = {"human": "human", "user": "human", "gpt": "gpt", "assistant": "gpt", "model": "gpt", "system": "system"}
 
 
 def build_conversation_row(identifier: str, media: RowMedia, turns: object, location: str) -> dict:
@@ -134,3 +151,72 @@ def check_single(file: Path, column_names: Sequence[str], name: str) -> str:
     if column_names.count(name) > 1:
         raise InputError(f"{file}: several columns are named {quote_value(name)}; rename all but one")
     return name
+
+
+def read_data_juicer(source: Source) -> Iterator[dict]:
+    for file in source.files:
+        yield from read_pairs(file)
+
+
+def read_llava_files(source: Source) -> Iterator[dict]:
+    for file in source.files:
+        yield from read_llava(file, number_ids=True)
+
+
+def read_sharegpt(source: Source) -> Iterator[dict]:
+    for file in source.files:
+        for number, row in read_list_or_lines(file):
+            location = f"{file}, row {number}"
+            media = read_row_media(row, ("images", "image"))
+            turns = row.get("conversations") or row.get("messages")
+            if turns is None:
+                raise InputError(f"{location}: it has neither 'conversations' nor 'messages'; add its turns")
+            if isinstance(turns, list) and row.get("system"):  # LLaMA-Factory's key
+                turns = [{"role": "system", "content": row["system"]}, *turns]
+            identifier = parse_identifier(row.get("id"), location)
+            conversation = build_conversation_row(identifier or f"{file.stem}-{number:09d}", media, turns, location)
+            yield conversation if media.images or not has_empty_image(row) else conversation | {"image": None}
+
+
+def read_table(source: Source) -> Iterator[dict]:
+    for file in source.files:
+        read_file = _read_objects if file.suffix.lower() in (".json", ".jsonl") else _read_lines
+        yield from read_file(source, file)
+
+
+def _read_objects(source: Source, file: Path) -> Iterator[dict]:
+    for number, row in read_list_or_lines(file):
+        row_path, column_names = Path(f"{file}, row {number}"), list(row)
+        location = str(row_path)
+        image, text = (find_column(row_path, column_names, kind, source) for kind in ("image", "text"))
+        question = find_column(row_path, column_names, "question", source, needed=False)
+        if isinstance(row[image], list) and len(row[image]) != 1:
+            raise InputError(f"{location}: it has {len(row[image])} images, but a caption belongs to one")
+        prompt = read_cell(row[question], question, location) if question else ""
+        identifier = parse_identifier(row.get("id"), location) or f"{file.stem}-{number:09d}"
+        caption, path = read_cell(row[text], text, location), read_cell(row[image], image, location)
+        unread = find_unread_media(row, [path], {image, text, question})
+        yield build_conversation(identifier, path, prompt, caption, unread)
+
+
+def _read_lines(source: Source, file: Path) -> Iterator[dict]:
+    """Yield a pair per row of a table whose first line names its columns."""
+    rows = read_table_rows(file)
+    column_names, _ = next(rows, ([], 0))
+    if not column_names:
+        raise InputError(f"{file} is empty; its first line names the columns")
+    image, text = (find_column(file, column_names, kind, source) for kind in ("image", "text"))
+    question = find_column(file, column_names, "question", source, needed=False)
+    for number, (row, line) in enumerate(rows, start=2):
+        if len(row) != len(column_names):
+            raise InputError(
+                f"{file}, line {line}: it has {len(row)} values, but the first line has {len(column_names)} names; "
+                f"{LOOK_FOR}, or delete the line"
+            )
+        cells = list(zip(column_names, row, strict=True))  # other columns than these may share a name
+        values = dict(cells)
+        others = ({name: value} for name, value in cells if name not in (image, text, question))
+        phrases = (find_unread_media(other, [values[image]]) for other in others)
+        prompt = values[question] if question else ""
+        unread = next(filter(None, phrases), "")
+        yield build_conversation(f"{file.stem}-{number:09d}", values[image], prompt, values[text], unread)

@@ -28,7 +28,7 @@ from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.storage.files import replace_file
-from dj2mgm.storage.json_rows import UniqueIds, open_input
+from dj2mgm.storage.streaming import UniqueIds, open_input
 
 REQUIRED_COLUMNS = ("index", "question", "A", "B", "category", "image")
 LETTERS = "ABCD"

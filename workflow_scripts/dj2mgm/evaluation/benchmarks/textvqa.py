@@ -25,7 +25,7 @@ from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.evaluation.vqa import ARTICLES
-from dj2mgm.storage.json_rows import check_object, read_json_file, read_objects
+from dj2mgm.storage.streaming import check_object, read_json_file, read_objects
 
 OCR_LINE = "Reference OCR token"
 ANSWER_COUNT = 10  # answers per question, by ten people

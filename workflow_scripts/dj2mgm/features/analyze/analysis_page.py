@@ -12,7 +12,7 @@ import numpy as np
 from dj2mgm.data.images import load_image
 from dj2mgm.features.analyze.analysis import Analysis, Statistic
 from dj2mgm.juicer.filter_limits import FilterLimit, Limits
-from dj2mgm.recipes.statistic_limits import label_statistic
+from dj2mgm.recipes.catalogue import label_statistic
 from dj2mgm.reporting.charts import Bars, LimitMark, Scale, Tick, compute_bin_edges, scale_to_square_roots, stack_bars
 from dj2mgm.reporting.rendering import (
     build_template_environment,

@@ -20,7 +20,7 @@ from dj2mgm.dataset_resolution.file_groups import Advice
 from dj2mgm.errors import InputError, pluralize
 from dj2mgm.reporting.comparison import SCORE_TITLES, format_difference
 from dj2mgm.reporting.rendering import encode_shrunk_image, format_snakemake_command
-from dj2mgm.reporting.verdicts.power import PowerSettings, compute_expected_contrast, find_noise
+from dj2mgm.reporting.verdicts.decision_cost import PowerSettings, compute_expected_contrast, find_noise
 from dj2mgm.runs.command_messages import RowCount, assign_rows
 from dj2mgm.runs.stages import TRAINING_STAGES
 from dj2mgm.settings.base import Section, section, setting
@@ -36,7 +36,7 @@ from dj2mgm.settings.targets import ReportSection
 from dj2mgm.settings.training_stages import StepSettings, describe_steps
 from dj2mgm.storage.files import find_files, format_yaml_line, read_json, read_jsonl
 from dj2mgm.storage.image_files import CONVERT_HEIF, CONVERT_RENAMED_HEIF, HEIF_SUFFIXES, parse_member
-from dj2mgm.storage.json_rows import read_json_list
+from dj2mgm.storage.streaming import read_json_list
 
 
 class CheckSettings(Section):

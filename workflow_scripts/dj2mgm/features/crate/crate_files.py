@@ -24,11 +24,9 @@ from dj2mgm.runs.layers import MODEL_KEYS
 from dj2mgm.runs.stages import InputKind
 from dj2mgm.script_modules import SCRIPTS
 from dj2mgm.settings.config_files import CONFIG, SHIPPED
-from dj2mgm.storage.files import compute_sha256, read_jsonl
+from dj2mgm.storage.files import check_plain, compute_sha256, read_jsonl
 from dj2mgm.storage.image_files import compute_image_digest
-from dj2mgm.storage.json_rows import read_json_list
-from dj2mgm.storage.plain_files import check_plain
-from dj2mgm.storage.streaming import DiskMap
+from dj2mgm.storage.streaming import DiskMap, read_json_list
 
 ROOT = SCRIPTS.parent
 

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
-from dj2mgm.records.page_records import PageSettings
+from dj2mgm.records import PageSettings
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, locate_stage_folders
 from dj2mgm.runs.stages import InputKind, Run

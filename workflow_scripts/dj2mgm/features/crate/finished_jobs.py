@@ -15,9 +15,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.crate.crate_record import CrateSettings
 from dj2mgm.runs.stages import InputKind
 from dj2mgm.script_modules import SCRIPTS
-from dj2mgm.storage.files import read_json
+from dj2mgm.storage.files import check_plain, read_json
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
-from dj2mgm.storage.plain_files import check_plain
 
 NOT_RESULTS = ("config.yaml", "stage.yaml", ".log", ".benchmark.tsv", *IMAGE_SUFFIXES)
 # scripts that share a folder, with their subfolders of results; other files there are results of other scripts

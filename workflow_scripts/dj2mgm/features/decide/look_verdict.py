@@ -3,13 +3,19 @@
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.contrast_verdicts import DecisionCost
+from dj2mgm.evaluation.contrast_verdicts import (
+    REPORT_LOOK,
+    DecisionCost,
+    Look,
+    compute_next_look,
+    compute_verdict,
+    find_cost_after_looks,
+)
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
 from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
-from dj2mgm.evaluation.sequential import REPORT_LOOK, Look, compute_next_look, compute_verdict, find_cost_after_looks
 from dj2mgm.features.decide.decide_keys import DecideSection
 from dj2mgm.features.decide.looks import LookRecord, count_affordable_seeds, count_planned_seeds
-from dj2mgm.records.page_records import VERDICT_FILE, PageSettings
+from dj2mgm.records import VERDICT_FILE, PageSettings
 from dj2mgm.reporting.comparison import (
     HeadlineScore,
     find_headline,

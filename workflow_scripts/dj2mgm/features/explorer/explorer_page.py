@@ -17,7 +17,7 @@ from dj2mgm.data.images import BadImageError, list_image_folders, load_image, lo
 from dj2mgm.errors import InputError
 from dj2mgm.features.explorer.results import Results, read_run
 from dj2mgm.features.explorer.row_table import RowTable
-from dj2mgm.records.page_records import PageSettings
+from dj2mgm.records import PageSettings
 from dj2mgm.reporting.rendering import (
     build_library_script,
     build_page_style,

@@ -32,9 +32,8 @@ from dj2mgm.features.explorer.row_table import (
     build_steps,
     build_word_column,
 )
-from dj2mgm.recipes.statistic_limits import label_statistic
-from dj2mgm.records.page_records import describe_clip_doubt, read_image_root
-from dj2mgm.records.stage_records import RecipeSummary, read_recipe_summary
+from dj2mgm.recipes.catalogue import label_statistic
+from dj2mgm.records import RecipeSummary, describe_clip_doubt, read_image_root, read_recipe_summary
 from dj2mgm.storage.files import read_jsonl, read_yaml
 from dj2mgm.storage.streaming import DiskMap
 

@@ -20,7 +20,7 @@ from dj2mgm.features.explorer.pairs import (
     read_stage_table,
 )
 from dj2mgm.features.explorer.row_table import RowTable, TextFile, build_number_column, build_word_column
-from dj2mgm.records.page_records import read_image_root
+from dj2mgm.records import read_image_root
 from dj2mgm.reporting.comparison import lower_title
 from dj2mgm.runs.experiment_recipes import is_for_instructions
 from dj2mgm.runs.stages import STAGE_NOTE, STAGES

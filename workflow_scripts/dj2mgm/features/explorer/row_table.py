@@ -18,9 +18,8 @@ import numpy as np
 
 from dj2mgm.data.score_limits import ORIGINAL_SIMILARITY, SIDE_BY_SHARE, UNLIMITED_FROM, compute_score_limits
 from dj2mgm.recipes.argument_kinds import RANGE_PATTERN
-from dj2mgm.recipes.catalogue import RECAPTION_OPERATOR, read_allowed_operators, read_defaults
-from dj2mgm.recipes.statistic_limits import read_statistic_operators
-from dj2mgm.records.stage_records import OperatorSummary, RecipeSummary
+from dj2mgm.recipes.catalogue import RECAPTION_OPERATOR, read_allowed_operators, read_defaults, read_statistic_operators
+from dj2mgm.records import OperatorSummary, RecipeSummary
 from dj2mgm.reporting.rendering import build_step_key
 from dj2mgm.reporting.sections.histograms import parse_number
 

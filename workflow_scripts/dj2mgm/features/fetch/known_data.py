@@ -35,7 +35,7 @@ from dj2mgm.settings.string_formats import has_format
 from dj2mgm.storage.files import read_json, replace_file, write_bytes, write_json, write_json_list, write_jsonl
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 
-ROWS_AT_ONCE = 64  # rows that are read together
+ROWS_AT_ONCE = 64  # rows that are read or copied together
 INSTRUCTION = "Answer the question using a single word or phrase."  # LLaVA's
 MMBENCH_COLUMNS = {  # columns of the table, by column of the parquet files
     "index": "index",
@@ -136,7 +136,6 @@ def _read_image(row: dict, files: list[Path]) -> bytes:
 
 
 PARQUET_ROWS, ARCHIVE_ROWS = "rows.parquet", "rows.json"  # files in a dataset's folder
-ROWS_AT_ONCE = 64  # rows that are copied together
 TAIL_BYTES = 2**18  # bytes of a request for the end of a file
 LOCAL_HEADER = struct.Struct("<26xHH")  # precedes a file in a zip file; lengths of its name and extra field
 EXTRA_FIELD_BYTES = 256  # bytes of an extra field that are requested with the file

@@ -35,9 +35,8 @@ from dj2mgm.servers.hub import (
 )
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.string_formats import has_format
-from dj2mgm.storage.files import can_be_path, replace_file, write_text
+from dj2mgm.storage.files import BLOBS, SNAPSHOTS, can_be_path, replace_file, write_text
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
-from dj2mgm.storage.plain_files import BLOBS, SNAPSHOTS
 
 CONFIGURATION_PATTERNS = tuple(f"*{suffix}" for suffix in MODEL_SUFFIXES if suffix != ".safetensors")
 SAFETENSORS_PATTERNS = ("model*.safetensors",)

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.records.page_records import (
+from dj2mgm.records import (
     DECISION_FILE,
     VERDICT_FILE,
     PageSettings,

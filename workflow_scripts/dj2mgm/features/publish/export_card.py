@@ -3,7 +3,7 @@
 import yaml
 
 from dj2mgm.features.publish.publish_settings import ExportSettings
-from dj2mgm.records.stage_records import RecipeSummary
+from dj2mgm.records import RecipeSummary
 
 LOADING_CODE = {
     "parquet": "from datasets import load_dataset\n\nrows = load_dataset(FOLDER, split='train')",

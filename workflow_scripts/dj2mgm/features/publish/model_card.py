@@ -4,7 +4,7 @@ import re
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from dj2mgm.evaluation.metric_kinds import is_share
+from dj2mgm.evaluation.groups import is_share
 from dj2mgm.features.publish.export_card import format_inline_code
 from dj2mgm.features.publish.publish_settings import PublishSettings, build_license_keys
 from dj2mgm.features.publish.run_record import (
@@ -18,7 +18,7 @@ from dj2mgm.features.publish.run_record import (
     make_pointer,
 )
 from dj2mgm.features.publish.stock_weights import ADAPTER_FOLDER, STAGE
-from dj2mgm.records.page_records import VERDICT_FILE
+from dj2mgm.records import VERDICT_FILE
 from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.settings.data import CAPTION_QUESTION
 

@@ -7,7 +7,7 @@ from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.errors import InputError
 from dj2mgm.features.publish.publish_settings import ExportSettings, PublishSettings, check_licenses
 from dj2mgm.features.publish.run_record import refuse_unlearned
-from dj2mgm.records.page_records import VERDICT_FILE, RecipeContents
+from dj2mgm.records import VERDICT_FILE, RecipeContents
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.command_messages import PlannedJob, ReadingTarget
 from dj2mgm.runs.experiment_recipes import read_recipes

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dj2mgm.errors import InputError
-from dj2mgm.records.page_records import RecipeContents
+from dj2mgm.records import RecipeContents
 from dj2mgm.settings.base import ImageRootSettings, StageSettings, setting
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.dataset_files import ReadableDataset, ReadableSources

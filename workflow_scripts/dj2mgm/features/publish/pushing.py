@@ -10,7 +10,7 @@ from huggingface_hub import get_token
 from dj2mgm.errors import InputError
 from dj2mgm.features.publish.run_record import MARKER, RECORDS
 from dj2mgm.servers.hub import Request, check_hub_answers, clean, hub_errors, make_quiet_api
-from dj2mgm.storage.plain_files import check_tree
+from dj2mgm.storage.files import check_tree
 
 HUB_FILES = {".gitattributes"}  # created by the hub in each new repository
 PUSH_REMEDY = "the repository is complete or unchanged; run the same command again"

@@ -21,9 +21,8 @@ from dj2mgm.errors import InputError
 from dj2mgm.features.publish.export_card import format_inline_code
 from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.recipes.catalogue import INSTRUCTIONS
-from dj2mgm.records.page_records import read_verdicts
-from dj2mgm.storage.files import read_json, read_yaml, write_json
-from dj2mgm.storage.plain_files import copy_plain
+from dj2mgm.records import read_verdicts
+from dj2mgm.storage.files import copy_plain, read_json, read_yaml, write_json
 
 RECORDS = "records"
 MARKER = "experiment.json"  # marks a repository that was published from here

@@ -18,8 +18,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.models.trained_weights import ADAPTER_FILES, PROJECTOR_FILE, check_stage, find_projector_parameters
 from dj2mgm.models.vision_language import ModelFamily
 from dj2mgm.models.vlm.vlm_generator import build_stopping_criteria, list_stop_tokens
-from dj2mgm.storage.files import read_json, readable, write_json
-from dj2mgm.storage.plain_files import copy_plain
+from dj2mgm.storage.files import copy_plain, read_json, readable, write_json
 
 ADAPTER_FOLDER = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
 STAGE = "stage"  # folder of the stage's output, which this project loads

@@ -28,10 +28,10 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import chdtrc, fdtrc, ndtr
 
+from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.intervals import compute_image_variance
-from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.evaluation.run_scores import MetricValues
-from dj2mgm.features.studies.study_parts import PlainTable
+from dj2mgm.features.studies.study_table import PlainTable
 from dj2mgm.reporting.comparison import HeadlineScore, format_difference, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer

@@ -14,8 +14,8 @@ import numpy as np
 from scipy.special import betaincinv
 
 from dj2mgm.evaluation.intervals import LEVEL
-from dj2mgm.features.studies.study_parts import PlainTable
 from dj2mgm.features.studies.study_records import MixtureScores, ScoredMixture, ShownSearch
+from dj2mgm.features.studies.study_table import PlainTable
 from dj2mgm.features.studies.trial_scores import find_trial_score, read_mean
 from dj2mgm.reporting.comparison import SCORE_TITLES, HeadlineScore, find_obstacle, find_title, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults

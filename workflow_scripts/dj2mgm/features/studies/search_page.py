@@ -5,8 +5,8 @@ from typing import Any
 
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.features.studies.axes import Interval
-from dj2mgm.features.studies.study_parts import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.features.studies.study_records import ShownSearch, ShownStudy, ShownTrial
+from dj2mgm.features.studies.study_table import ParallelPlot, PlainTable, TrialLine
 from dj2mgm.features.studies.trials import find_importances
 from dj2mgm.reporting.charts import Scale
 from dj2mgm.reporting.comparison import HeadlineScore, format_score

@@ -27,8 +27,15 @@ from dj2mgm.features.studies.axes import (
 from dj2mgm.features.studies.changes import RECIPE_PREFIX, nest_changes, scale_proportional, with_row_fraction
 from dj2mgm.features.studies.designs import SearchDesign
 from dj2mgm.features.studies.halving import compute_smallest_budget
-from dj2mgm.features.studies.studies_config import STUDIES_FOLDER, StudyFile, list_study_names, read_study_file
-from dj2mgm.features.studies.study_records import BatchRecord, SearchSettings, format_run_name
+from dj2mgm.features.studies.study_records import (
+    STUDIES_FOLDER,
+    BatchRecord,
+    SearchSettings,
+    StudyFile,
+    format_run_name,
+    list_study_names,
+    read_study_file,
+)
 from dj2mgm.runs.experiments import REFERENCE, Experiments, Variant, VariantSource
 from dj2mgm.settings.config_files import locate_config_file, suggest_name
 from dj2mgm.settings.configuration import Experiment, ExperimentOnlyKeys, ModelOverridableKeys

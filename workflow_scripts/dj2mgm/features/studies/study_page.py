@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from dj2mgm.cli.messages import format_duration
+from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.features.studies.learning_curves import build_curve_table
 from dj2mgm.features.studies.proxies import build_mixture_table, build_proxy_table
 from dj2mgm.features.studies.search_page import (
@@ -15,12 +15,16 @@ from dj2mgm.features.studies.search_page import (
     draw_parallels,
     list_next_commands,
 )
-from dj2mgm.features.studies.study_parts import CostChart, CostPoint, ParallelPlot, PlainTable, StudyPageContent
 from dj2mgm.features.studies.study_records import MixtureScores, ShownSearch, ShownStudy
 from dj2mgm.features.studies.study_table import (
     COUNT_COLUMNS,
     FAULT_PREFIX,
     ComparedVariant,
+    CostChart,
+    CostPoint,
+    ParallelPlot,
+    PlainTable,
+    StudyPageContent,
     find_estimate,
     format_count,
     select_table_scores,

@@ -1,4 +1,4 @@
-"""Table of a study's variants: rows, costs and scores of each, and differences from the reference.
+"""Table of a study's variants: rows, costs, scores and differences from the reference, with charts around it.
 
 All differences are variant − reference: if the variant without an operator has −3 points, the operator adds 3 points.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,7 @@ from dj2mgm.reporting.comparison import HEADLINES, HeadlineScore, compute_score_
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_number
 from dj2mgm.reporting.sections.training_charts import read_stage_memory
+from dj2mgm.reporting.variants_page import IntervalMark, VariantsPage
 from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.reporting.verdicts.verdict_cards import find_cost
 from dj2mgm.score_groups import OWN, OWN_GROUP, PRETRAINED, name_group
@@ -47,6 +48,64 @@ TABLE_SCORES = [
 CAPTION_FAULTS = {"mismatched", "junk_text", "short_text"}  # faults that a new caption can correct
 REPETITION_SUFFIX = re.compile(r"#\d+$")  # data/training_jsonl.py adds it to the ids of repeated rows
 FAULT_PREFIX = "faults_"  # prefix of the count of each kind of fault
+
+
+@dataclass(frozen=True)
+class CostPoint:
+    """A variant in the chart of costs."""
+
+    time: float  # percent of the axis
+    score: IntervalMark
+    label: str
+    reference: bool
+    front: bool  # whether no variant has a better score for less time
+
+
+@dataclass(frozen=True)
+class CostChart:
+    """Scores against costs."""
+
+    title: str  # name of the score
+    points: list[CostPoint]
+    labels: list[str]  # ends of the axis of scores, end of the axis of times
+
+
+@dataclass(frozen=True)
+class TrialLine:
+    """A trial in the plot of parallel coordinates."""
+
+    points: list[tuple[float, float]]  # number of the axis, and percent from the top
+    label: str
+    best: bool  # whether it is among the best quarter
+
+
+@dataclass(frozen=True)
+class ParallelPlot:
+    """Settings and scores of trials: an axis for each setting, and one for the score."""
+
+    axes: list[tuple[str, str, str]]  # name, lowest and highest value
+    lines: list[TrialLine]  # the best last, on top of the others
+
+
+@dataclass(frozen=True)
+class PlainTable:
+    """A small table below the table of variants."""
+
+    title: str
+    note: str  # sentences above it
+    heads: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class StudyPageContent(VariantsPage):
+    """A page of variants with charts above the table, and with tables and commands below it."""
+
+    chart: CostChart | None = None
+    parallels: ParallelPlot | None = None
+    tables: list[PlainTable] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)  # to confirm the best trial of a search
+    template: ClassVar[Path] = Path(__file__).with_name("study.html.j2")
 
 
 @dataclass(frozen=True)

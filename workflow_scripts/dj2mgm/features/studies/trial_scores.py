@@ -7,7 +7,7 @@ import numpy as np
 from dj2mgm.errors import InputError
 from dj2mgm.features.studies.designs import GPU_HOURS
 from dj2mgm.features.studies.study_records import BatchRecord, BatchResult, format_run_name
-from dj2mgm.records.stage_records import JsonlSummary
+from dj2mgm.records import JsonlSummary
 from dj2mgm.reporting.comparison import HeadlineScore, find_headline
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.runs.pages import sum_seconds

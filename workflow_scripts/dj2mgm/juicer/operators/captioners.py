@@ -41,9 +41,8 @@ from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
 from dj2mgm.settings.string_formats import MAX_TOKENS
-from dj2mgm.storage.files import compute_sha256
+from dj2mgm.storage.files import compute_sha256, open_plain
 from dj2mgm.storage.image_files import compute_image_digest
-from dj2mgm.storage.plain_files import open_plain
 from dj2mgm.storage.streaming import DiskMap
 
 from .declarations import (

@@ -30,7 +30,7 @@ from dj2mgm.data.texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.catalogue import INSTRUCTION_OPERATOR as NAME
 from dj2mgm.storage.files import read_jsonl
-from dj2mgm.storage.json_rows import read_json_list
+from dj2mgm.storage.streaming import read_json_list
 
 from .captioners import (
     CONTROL_TOKEN,

@@ -15,8 +15,7 @@ from transformers import (
 )
 
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.clips import check_local_model
-from dj2mgm.model_files.missing_models import CONVERT_COMMAND
+from dj2mgm.model_files.missing_models import CONVERT_COMMAND, check_local_model
 from dj2mgm.model_files.model_folders import is_folder_path
 from dj2mgm.models.mgm.configuration_mgm import MGMConfig
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration

@@ -4,7 +4,7 @@ from itertools import chain
 
 from transformers import ProcessorMixin
 
-from dj2mgm.data.chat_rendering import render_chat
+from dj2mgm.data.chat_template import render_chat
 from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN
 from dj2mgm.errors import InputError
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MethodType
+from types import MethodType, SimpleNamespace
 
 import torch
 import transformers
@@ -18,11 +18,16 @@ from transformers import (
     MODEL_MAPPING,
     AutoConfig,
     AutoModelForImageTextToText,
+    AutoProcessor,
     PretrainedConfig,
     PreTrainedModel,
+    ProcessorMixin,
 )
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.utils import is_torchvision_available
 
 from dj2mgm.cli.messages import note
 from dj2mgm.compute import select_device
@@ -39,10 +44,11 @@ from dj2mgm.models.trained_weights import load_stage_weights
 from dj2mgm.models.vision_language import ModelParts
 from dj2mgm.models.vlm.encoder import PrefixEncoder, ProcessorEncoder
 from dj2mgm.models.vlm.packed_images import make_tower_inputs, move_to_device, use_packed_attention, use_tower_inputs
-from dj2mgm.models.vlm.processors import load_processor
 from dj2mgm.models.vlm.vlm_generator import TransformersGenerator
+from dj2mgm.settings.models import WITHOUT_CHAT
 from dj2mgm.storage.files import FIX_FILE_REMEDY, read_json
 
+VIDEO_PROCESSOR = "video_processor"
 REMEDY = "fix the folder, or download it again"
 UNSUPPORTED_ERRORS = (NotImplementedError, AttributeError, ImportError)  # the cause is missing code, not a damaged file
 RUST_PANIC = "PanicException"  # raised by libraries in Rust, e.g. by a tokenizer whose pattern takes too many steps
@@ -50,6 +56,45 @@ MAX_MESSAGE_LENGTH = 200  # characters of a library's own message that are shown
 ATTENTION = (None, "eager", "sdpa")
 # configuration keys that scale the logits or their inputs
 SCALE_KEYS = ("logits_scaling", "logit_scale", "logits_mup_width_multiplier")
+
+
+def load_processor(folder: Path) -> ProcessorMixin:
+    """Load the processor of a model folder with the Pillow backend, whose pixels are the same on every machine."""
+    kind = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
+    if kind not in PROCESSOR_MAPPING_NAMES:
+        raise InputError(f"{folder}: transformers has no processor of images and texts for models of type {kind}")
+    processor = _load(folder, getattr(transformers, PROCESSOR_MAPPING_NAMES[kind]))
+    if not processor.chat_template and kind not in WITHOUT_CHAT:
+        raise InputError(f"{folder}: its processor has no chat template, so prompts cannot be written")
+    return processor
+
+
+def _load(folder: Path, stock: type[ProcessorMixin]) -> ProcessorMixin:
+    if VIDEO_PROCESSOR not in stock.get_attributes():
+        return AutoProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
+    parameter = inspect.signature(stock.__init__).parameters.get(VIDEO_PROCESSOR)
+    required = parameter is not None and parameter.default is inspect.Parameter.empty
+    none = {VIDEO_PROCESSOR: None} if required else {}
+    try:
+        return remove_video_processor(stock).from_pretrained(folder, backend="pil", trust_remote_code=False, **none)
+    except TypeError:  # some processors cannot be created without a video processor
+        if not is_torchvision_available():
+            raise
+        return AutoProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
+
+
+def remove_video_processor(stock: type[ProcessorMixin]) -> type[ProcessorMixin]:
+    """Return a processor's class without its video processor, whose parts `get_attributes` lists."""
+    if VIDEO_PROCESSOR not in stock.get_attributes():
+        return stock
+    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # otherwise SmolVLM's raises ImportError
+    attributes = [name for name in stock.get_attributes() if name != VIDEO_PROCESSOR]
+    changes = {
+        "get_attributes": classmethod(lambda cls: attributes),
+        "__module__": stock.__module__,
+        VIDEO_PROCESSOR: SimpleNamespace(num_frames=None, fps=None, merge_size=2),  # for SmolVLM's chat template
+    }
+    return type(stock.__name__, (stock,), changes)
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dj2mgm.evaluation.caption_attributes import count_extra, judge_caption
 from dj2mgm.evaluation.vqa import is_correct
-from dj2mgm.records.page_records import read_image_root
-from dj2mgm.records.stage_records import OperatorSummary
+from dj2mgm.records import OperatorSummary, read_image_root
 from dj2mgm.reporting.comparison import MODEL_LABELS
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import format_integer, load_thumbnail, select_evenly

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dj2mgm.recipes.statistic_limits import label_statistic, read_statistic_operators
+from dj2mgm.recipes.catalogue import label_statistic, read_statistic_operators
 from dj2mgm.reporting.charts import (
     HISTOGRAM_BINS,
     Bars,
@@ -20,8 +20,8 @@ from dj2mgm.reporting.charts import (
     stack_bars,
 )
 from dj2mgm.reporting.experiment_results import RunResults
-from dj2mgm.reporting.recaptions import RecaptionedRow
 from dj2mgm.reporting.rendering import list_counts
+from dj2mgm.reporting.row_flow import RecaptionedRow
 from dj2mgm.storage.files import read_jsonl
 
 BYTES = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}

@@ -11,9 +11,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from dj2mgm.evaluation.groups import HELD_OUT, SECOND_JUDGE_PREFIX, read_leaked_ids
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.leaked_ids import HELD_OUT, read_leaked_ids
-from dj2mgm.evaluation.metric_kinds import SECOND_JUDGE_PREFIX
 from dj2mgm.evaluation.run_scores import GroupEstimates, RunScores, aggregate, drop_images
 from dj2mgm.reporting.comparison import (
     GROUP_LABELS,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dj2mgm.cli.messages import format_duration
-from dj2mgm.records.page_records import ABSENT, find_differences
+from dj2mgm.records import ABSENT, find_differences
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import Cell, Table, TableRow
 from dj2mgm.runs.pages import sum_seconds

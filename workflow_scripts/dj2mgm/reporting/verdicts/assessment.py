@@ -13,8 +13,7 @@ from dj2mgm.reporting.verdicts.headline_verdicts import (
     find_unlearned,
     judge_single,
 )
-from dj2mgm.reporting.verdicts.learning_faults import LearningFault
-from dj2mgm.reporting.verdicts.training_changes import TrainingChange, judge_training_changes
+from dj2mgm.reporting.verdicts.learning_faults import LearningFault, TrainingChange, judge_training_changes
 from dj2mgm.reporting.verdicts.verdict_cards import VerdictCard, merge_withheld, write_verdict_cards
 
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dj2mgm.evaluation.groups import SECOND_JUDGE_PREFIX, is_share
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.metric_kinds import SECOND_JUDGE_PREFIX, is_share
 from dj2mgm.evaluation.run_scores import GroupEstimates
 from dj2mgm.reporting.charts import Scale, Tick, list_round_values
 from dj2mgm.reporting.comparison import (

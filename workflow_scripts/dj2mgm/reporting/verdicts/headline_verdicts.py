@@ -5,8 +5,8 @@ from functools import partial
 
 from dj2mgm.evaluation.contrast_verdicts import ContrastVerdict, decide
 from dj2mgm.evaluation.contrasts import PairedContrast, contrast_with_reference
+from dj2mgm.evaluation.groups import find_score_range
 from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.evaluation.metric_kinds import find_score_range
 from dj2mgm.evaluation.run_scores import estimate_difference, pair_values
 from dj2mgm.reporting.comparison import (
     SCORE_TITLES,
@@ -27,8 +27,12 @@ from dj2mgm.reporting.verdicts.decision_cost import (
     find_controls,
     is_learning_rate_control,
 )
-from dj2mgm.reporting.verdicts.learning_faults import LearningFault, estimate_image_gain, find_learning_faults
-from dj2mgm.reporting.verdicts.training_changes import TrainingChange
+from dj2mgm.reporting.verdicts.learning_faults import (
+    LearningFault,
+    TrainingChange,
+    estimate_image_gain,
+    find_learning_faults,
+)
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     EITHER_MAY_BE_BETTER,
     Statement,

@@ -1,4 +1,4 @@
-"""Signs that a model has learned nothing, so that its scores say nothing about data."""
+"""What training changed in the scores, and signs that a model has learned nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,33 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtr
 
-from dj2mgm.evaluation.groups import estimate_metric
-from dj2mgm.evaluation.intervals import Estimate
-from dj2mgm.records.stage_records import TrainingRecord
-from dj2mgm.reporting.comparison import format_score
+from dj2mgm.evaluation.contrast_verdicts import apply_holm_correction
+from dj2mgm.evaluation.contrasts import PairedContrast, PairedValues, contrast_with_base
+from dj2mgm.evaluation.groups import BY_TYPE, estimate_metric, is_task_metric
+from dj2mgm.evaluation.intervals import LEVEL, Estimate
+from dj2mgm.evaluation.run_scores import estimate_difference
+from dj2mgm.records import TrainingRecord
+from dj2mgm.reporting.comparison import (
+    LOWER_IS_BETTER,
+    HeadlineScore,
+    find_title,
+    format_difference,
+    format_interval,
+    format_score,
+)
 from dj2mgm.reporting.experiment_results import ExperimentResults, RunResults
 from dj2mgm.reporting.rendering import join_words
-from dj2mgm.score_groups import FINETUNED, GAIN_GROUP, OWN, SHUFFLED, UNTRAINED, name_group
+from dj2mgm.score_groups import (
+    DIFFERENCE,
+    FINETUNED,
+    GAIN_GROUP,
+    OWN,
+    OWN_GROUP,
+    SHUFFLED,
+    UNTRAINED,
+    name_group,
+    split_group,
+)
 from dj2mgm.settings.configuration import ExperimentOnlyKeys
 
 MIN_STEPS = 20  # optimizer steps of a training stage; fewer change little
@@ -20,6 +40,8 @@ RISE_LEVEL = 0.0001  # of the test whether a training's loss rose; a page has si
 LOSS_BLOCKS = 10  # of successive steps, whose mean losses hardly depend on each other
 LIKELIHOODS = ("answer_probability", "answer_log_likelihood")
 ROUNDING = 0.01  # of a probability or log-likelihood that bfloat16 models compute, on an image
+HELD_OUT_METRICS = ("answer_probability", "answer_log_likelihood", "caption_log_likelihood", "vqa_accuracy")
+NO_CHANGE = "no change shown"
 
 
 @dataclass(frozen=True)
@@ -182,3 +204,89 @@ def _find_unchanged(experiment: ExperimentResults, run: RunResults) -> Iterator[
 def _count_effective_steps(record: TrainingRecord, rows: list[dict]) -> int:
     """Return the number of steps that changed weights; the first one of a warm-up has a learning rate of zero."""
     return record.steps - (rows[0]["step"] == 1 and rows[0].get("learning_rate") == 0)
+
+
+@dataclass(frozen=True)
+class TrainingChange:
+    """A score before and after training, and what the paired difference shows."""
+
+    title: str
+    base: str
+    base_interval: str
+    tuned: str
+    tuned_interval: str
+    difference: str
+    interval: str
+    kind: str  # better, worse or same, a class of the style sheet
+    word: str
+
+
+def compute_change_by_training(
+    experiment: ExperimentResults, group: str, metric: str, base_model: str = UNTRAINED
+) -> PairedContrast | None:
+    """Return the difference of the fine-tuned model from an earlier one, paired by image.
+
+    None if a score was not measured.
+    """
+    base_group = name_group(base_model, split_group(group)[1])
+    pairs = [
+        (run.groups.get(group, {}).get(metric), run.groups.get(base_group, {}).get(metric)) for run in experiment.scores
+    ]
+    if any(None in pair for pair in pairs):
+        return None
+    changes = [tuned - base for tuned, base in pairs]
+    values = PairedValues(tuple(experiment.seeds), np.stack([change.sums for change in changes]), changes[0].counts)
+    return contrast_with_base(values)
+
+
+def judge_training_changes(
+    experiment: ExperimentResults, headline: HeadlineScore
+) -> dict[tuple[str, str], TrainingChange]:
+    """Return the changes of all scores that were measured before and after training, by group and metric.
+
+    The headline is the first. The p-values of the rows are corrected for their number (Holm 1979). Whether more is
+    better is not known for metrics of lmms-eval.
+    """
+    keys = dict.fromkeys(
+        [(headline.group, headline.metric), *((OWN_GROUP, metric) for metric in _list_metrics(experiment))]
+    )
+    measured = {key: contrast for key in keys if (contrast := compute_change_by_training(experiment, *key))}
+    p_values = apply_holm_correction(
+        [float(contrast.compute_p_value()) if contrast.images > 1 else 1.0 for contrast in measured.values()]
+    )
+    changes = {}
+    for (key, contrast), p_value in zip(measured.items(), p_values, strict=True):
+        group, metric = key
+        before, after = (
+            experiment.groups[name][metric] for name in (name_group(UNTRAINED, split_group(group)[1]), group)
+        )
+        difference = estimate_difference(contrast, group, metric)
+        show = format_difference if split_group(group)[1] == DIFFERENCE else format_score
+        changes[key] = TrainingChange(
+            find_title(headline.title if key == (headline.group, headline.metric) else metric),
+            show(metric, before.mean),
+            format_interval(metric, before, show),
+            show(metric, after.mean),
+            format_interval(metric, after, show),
+            format_difference(metric, difference.mean),
+            format_interval(metric, difference, format_difference),
+            *_judge(metric, difference.mean, p_value),
+        )
+    return changes
+
+
+def _judge(metric: str, difference: float, p_value: float) -> tuple[str, str]:
+    """Return the kind of a change and the word for it."""
+    if p_value > LEVEL:
+        return "same", NO_CHANGE
+    if is_task_metric(metric):
+        return "same", "rose" if difference > 0 else "fell"
+    is_better = (difference > 0) != (metric in LOWER_IS_BETTER)
+    return ("better", "gained") if is_better else ("worse", "forgot")
+
+
+def _list_metrics(experiment: ExperimentResults) -> Iterator[str]:
+    """Yield the scores of held-out data, the scores by question type, and the scores of benchmarks."""
+    measured = experiment.groups.get(OWN_GROUP, {})
+    yield from (metric for metric in HELD_OUT_METRICS if metric in measured)
+    yield from (metric for metric in measured if metric.startswith(BY_TYPE) or is_task_metric(metric))

@@ -17,8 +17,12 @@ from dj2mgm.reporting.verdicts.decision_cost import (
 )
 from dj2mgm.reporting.verdicts.headline_panels import summarize_differences
 from dj2mgm.reporting.verdicts.headline_verdicts import HeadlineVerdict
-from dj2mgm.reporting.verdicts.learning_faults import MIN_STEPS, LearningFault, advise_other_model
-from dj2mgm.reporting.verdicts.training_changes import compute_change_by_training
+from dj2mgm.reporting.verdicts.learning_faults import (
+    MIN_STEPS,
+    LearningFault,
+    advise_other_model,
+    compute_change_by_training,
+)
 from dj2mgm.reporting.verdicts.verdict_sentences import (
     ADVICE_TO_KEEP,
     NO_MORE_RUNS,

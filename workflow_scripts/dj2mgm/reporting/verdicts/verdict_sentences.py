@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dj2mgm.records.page_records import ShownExperiment
+from dj2mgm.records import ShownExperiment
 from dj2mgm.reporting.comparison import HeadlineScore, format_difference, format_score
 from dj2mgm.reporting.experiment_results import ExperimentResults
 from dj2mgm.reporting.rendering import format_snakemake_command, join_words

@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from dj2mgm.errors import InputError
-from dj2mgm.records.page_records import read_verdicts, write_verdicts
-from dj2mgm.records.stage_records import ScoringRecord, read_training_record
+from dj2mgm.records import ScoringRecord, read_training_record, read_verdicts, write_verdicts
 from dj2mgm.storage.files import write_json
 from training_records import RECORD, write_training_record
 

@@ -1,4 +1,10 @@
-"""Patches of DeepSpeed (tested with 0.19.8).
+"""Patches of third-party libraries for training: DeepSpeed 0.19.8, and transformers 5 (tested with 5.17 and 5.23).
+
+Nothing changes on import. Entry points call `apply_library_patches`. Other patches are in cli/console.py
+(Snakemake), juicer/patched_data_juicer.py (Data-Juicer), features/lmms_eval/lmms_tasks.py (lmms-eval) and
+planning/meta_kernels.py (transformers, inside a context).
+
+DeepSpeed:
 
 - `get_cpu_info` of py-cpuinfo 9.0 starts a Python process each time, and DeepSpeed calls it three times for its
   optimizer on the CPU (deepspeed/ops/adam/cpu_adam.py, deepspeed/ops/op_builder/builder.py). Its result is kept.
@@ -7,23 +13,41 @@
   `unscale_and_clip_grads` reads the norm to replace an invalid one by infinity, which `combine_grad_norm_groups` has
   done already.
 - Engines are changed before they load a checkpoint, by the other functions.
+
+transformers:
+
+- `deepspeed_load_checkpoint` loads checkpoints without the frozen weights. Trainer allows them only for a PeftModel
+  (https://github.com/huggingface/transformers/pull/28746), but the workflow's checkpoints leave out frozen weights in
+  stage 1 and in full fine-tuning too.
+- `skip_first_batches` skips nothing. StepBatches starts a resumed epoch at the right step itself.
+- `find_packed_sequence_indices` finds none. Batches are padded, never packed, and the search
+  (https://github.com/huggingface/transformers/pull/39194) waits for the GPU at every micro batch.
 """
 
 from functools import cache
+from pathlib import Path
 
 import cpuinfo
 import torch
+import transformers.masking_utils
+import transformers.trainer
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.runtime.zero import stage_1_and_2
+from torch.utils.data import DataLoader
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
 from dj2mgm.training.arguments import repeat_products_of_betas
 
 
-def apply() -> None:
+def apply_library_patches() -> None:
+    """Apply all patches; calling it again has no further effect."""
     if not hasattr(cpuinfo.get_cpu_info, "cache_info"):
         cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
     stage_1_and_2.mask_nan_or_inf_with_val_inplace = _mask_invalid
     stage_1_and_2.DeepSpeedZeroOptimizer.unscale_and_clip_grads = _unscale_and_clip
+    transformers.trainer.deepspeed_load_checkpoint = _load_trained_weights_only
+    transformers.trainer.skip_first_batches = _skip_no_batches
+    transformers.masking_utils.find_packed_sequence_indices = _find_no_packed_sequences
 
 
 def _mask_invalid(norm: torch.Tensor, device: torch.device | None = None) -> None:
@@ -57,3 +81,21 @@ def restore_bias_corrections(engine) -> None:
     """Restore the bias corrections of DeepSpeed's CPU Adam, which checkpoints do not contain."""
     if isinstance(engine.basic_optimizer, DeepSpeedCPUAdam):
         repeat_products_of_betas(engine.basic_optimizer)
+
+
+def are_patches_applied() -> bool:
+    return transformers.trainer.deepspeed_load_checkpoint is _load_trained_weights_only
+
+
+def _load_trained_weights_only(engine, path: str | Path, load_module_strict: bool = True) -> None:
+    load_into_host_memory(engine)
+    deepspeed_load_checkpoint(engine, path, load_module_strict=False)
+    restore_bias_corrections(engine)
+
+
+def _skip_no_batches(loader: DataLoader, steps: int) -> DataLoader:
+    return loader
+
+
+def _find_no_packed_sequences(position_ids) -> None:
+    return None

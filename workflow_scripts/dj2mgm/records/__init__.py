@@ -1,1 +1,0 @@
-"""Contents of files that the workflow writes for later stages or runs."""
