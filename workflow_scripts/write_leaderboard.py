@@ -26,10 +26,9 @@ def main() -> None:
         warn(f"{arguments.results / result.folder}: {result.reason}")
     if not count and not unread:
         note("no experiment has finished yet; run one first, as in `snakemake baseline`")
-    print(
-        f"wrote {arguments.output} with {pluralize(count, 'experiment')}; {len(unread)} folders are not shown",
-        flush=True,
-    )
+    shown = pluralize(count, "experiment") if count else "no experiment"
+    hidden = f"; {pluralize(len(unread), 'folder')} not shown" if unread else ""
+    print(f"wrote {arguments.output} with {shown}{hidden}", flush=True)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_incomplete_results_are_named_and_others_are_shown(results, capsys, tmp_
     done = run_main(
         write_leaderboard, f"--results={results}", f"--output={results}/leaderboard/leaderboard.html", capture=capsys
     )
-    assert done.status == 0 and "with 0 experiments; 6 folders are not shown" in done.stdout
+    assert done.status == 0 and "with no experiment; 6 folders not shown" in done.stdout
     page = (results / "leaderboard/leaderboard.html").read_text(encoding="utf-8")
     text = Elements(page[page.index("<main>") : page.index("<script")]).text()
     for text_part in (
