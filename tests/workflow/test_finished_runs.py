@@ -7,9 +7,7 @@ from browser import Page
 
 def test_leaderboard_lists_the_finished_run(finished):
     printed = finished.run("leaderboard")
-    assert re.search(
-        r"wrote results/leaderboard/leaderboard.html with [1-9]\d* experiments\n", printed
-    )
+    assert re.search(r"wrote results/leaderboard/leaderboard.html with [1-9]\d* experiments\n", printed)
     page = (finished.folder / "results/leaderboard/leaderboard.html").read_text(encoding="utf-8")
     assert '<a href="../small/small/baseline/report/report.html">baseline</a>' in page
 

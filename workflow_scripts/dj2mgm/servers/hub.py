@@ -392,7 +392,8 @@ def _describe_proxy_failure(error: BaseException) -> str | None:
 
 
 def _shorten(text: str) -> str:
-    return clean(" ".join(text.split()))[:MAX_MESSAGE_LENGTH]
+    """Return a message on one line, without the number of a system's error, such as `[Errno -2]`."""
+    return clean(" ".join(re.sub(r"\[Errno -?\d+\]", "", text).split()))[:MAX_MESSAGE_LENGTH]
 
 
 def clean(text: str) -> str:
