@@ -13,7 +13,7 @@ mirror=$(grep -rhoE 'https?://[^ ]+/debian/?$' /etc/apt/sources.list* 2> /dev/nu
 
 clean_up() {
     for folder in proc sys dev/pts dev/shm dev; do
-        ! mountpoint -q "$root/$folder" || umount "$root/$folder"
+        ! mountpoint -q "$root/$folder" || umount --lazy "$root/$folder"  # a last process of the tests may still use it
     done
     [[ -n ${kept:-} ]] || rm -rf --one-file-system "$root"
 }

@@ -1,9 +1,10 @@
 """Memory readings: control groups of both versions (from files), real processes, and GPUs of a fake driver."""
 
-import mmap
 import multiprocessing
-import os
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 import pytest
@@ -80,32 +81,27 @@ def test_there_is_no_reading_without_a_limit(tmp_path, limit):
     assert read_cgroup_memory(tmp_path / "nowhere", tmp_path) is None
 
 
-def test_memory_shared_by_two_processes_is_counted_once():
-    shared = mmap.mmap(-1, 200 * MIB)
-    before = read_tree_memory(psutil.Process())
-    shared.write(os.urandom(MIB) * 200)
-    context = multiprocessing.get_context("fork")
-    ready, leave = context.Event(), context.Event()
+SHARE_MEMORY = """
+import mmap, os, sys
+shared = mmap.mmap(-1, 200 << 20)
+shared.write(os.urandom(1 << 20) * 200)
+for _ in range(3):
+    if not os.fork():
+        sum(shared[:: mmap.PAGESIZE])
+        break
+os.write(1, b"ready\\n")
+sys.stdin.read()
+"""
 
-    def touch():
-        assert sum(shared[:: mmap.PAGESIZE]) > 0
-        ready.set()
-        leave.wait(30)
 
-    children = [context.Process(target=touch) for _ in range(3)]
-    try:
-        for child in children:
-            child.start()
-        for _ in children:
-            assert ready.wait(30)
-        added_bytes = read_tree_memory(psutil.Process()) - before
-        resident = sum(psutil.Process(child.pid).memory_info().rss for child in children)
-    finally:
-        leave.set()
-        for child in children:
-            child.join(30)
-    assert 200 * MIB <= added_bytes < 300 * MIB
-    assert resident > 200 * MIB, "a sum of resident sizes counts it again"
+def test_memory_shared_by_processes_is_counted_once():
+    parent = subprocess.Popen([sys.executable, "-c", SHARE_MEMORY], stdin=PIPE, stdout=PIPE, text=True)
+    with parent:  # closes stdin, which ends all four processes
+        assert [parent.stdout.readline() for _ in range(4)] == ["ready\n"] * 4
+        process = psutil.Process(parent.pid)
+        resident = sum(child.memory_info().rss for child in process.children())
+        assert 200 * MIB <= read_tree_memory(process) < 300 * MIB
+    assert resident > 600 * MIB, "a sum of resident sizes counts it again"
 
 
 def test_an_ended_process_has_no_memory():
