@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for header, value in headers.items():
             self.send_header(header, value)
-        self.close_connection = True
+        self.send_header("Connection", "close")
         self.end_headers()
         with suppress(OSError):  # the client closed the connection
             self.wfile.write(body) if "Content-Length" in headers else self._trickle(body)

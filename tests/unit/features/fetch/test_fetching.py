@@ -23,7 +23,7 @@ from dj2mgm.features.fetch import repositories
 from dj2mgm.features.fetch.repositories import HubSource, download, look_up
 from dj2mgm.servers.hub import check_library_downloads
 from dj2mgm.settings.models import CLIP
-from fetch_command import run_fetch
+from hub_scripts import run_fetch
 from hub_server import REVISION, TOKEN, HubServer, Repository
 from paths import PROJECT
 
@@ -51,12 +51,24 @@ def fetch(tmp_path):
     return partial(run_fetch, tmp_path)
 
 
+@pytest.fixture
+def download_here(hub, tmp_path, monkeypatch):
+    """Download the dataset in this process, which is quicker than `fetch`."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    return lambda pattern="*.parquet": download(look_up(HubSource(DATASET, "dataset", (pattern,))))
+
+
 def fetched(tmp_path: Path, kind: str, hub_id: str) -> dict[str, bytes]:
     folder = tmp_path / f"home/hub/{kind}s--{hub_id.replace('/', '--')}/snapshots/{REVISION}"
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_model_and_dataset_are_downloaded_without_code(hub, fetch, tmp_path):
+    hub.cut["model.safetensors"] = 1_000_000  # this connection breaks, and the download continues
     done = fetch(hub.url, model=MODEL, dataset=DATASET)
     assert done.returncode == 0, done.stderr
     assert f"model {MODEL}: license apache-2.0, 0.00 GB in 4 files, to {tmp_path}/home/hub" in done.stdout
@@ -70,17 +82,12 @@ def test_model_and_dataset_are_downloaded_without_code(hub, fetch, tmp_path):
     assert "nothing to fetch" in fetch(hub.url, model=MODEL, dataset=DATASET).stdout and hub.requests == []
 
 
-def test_a_broken_connection_is_retried(hub, fetch, tmp_path):
-    hub.cut["model.safetensors"] = 1_000_000
-    assert fetch(hub.url, model=MODEL).returncode == 0
-    assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
-
-
-def test_slow_response_headers_time_out(hub, fetch):
-    hub.slow_heads.add(f"/api/models/{MODEL}")
+def test_slow_response_headers_time_out(hub, download_here, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    hub.slow_heads.add(f"/api/datasets/{DATASET}")
     started = time.monotonic()
-    done = fetch(hub.url, timeout=1, model=MODEL)
-    assert done.returncode == 2 and "the hub cannot be reached (" in done.stderr
+    with pytest.raises(InputError, match=r"the hub cannot be reached \("):
+        download_here()
     assert time.monotonic() - started < 60, "all 100 s of the answer were waited for"
 
 
@@ -110,15 +117,11 @@ def test_a_file_with_another_checksum_is_deleted(hub, fetch, tmp_path):
     assert done.returncode and "model.safetensors differs from the hub's checksum, and was deleted" in done.stderr
     hub.altered.clear()
     assert fetch(hub.url, model=MODEL).returncode == 0
-    assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
-
-
-def test_a_truncated_file_in_the_cache_is_downloaded_again(hub, fetch, tmp_path):
-    assert fetch(hub.url, model=MODEL).returncode == 0
     [weights] = tmp_path.glob(f"home/hub/models--{MODEL.replace('/', '--')}/snapshots/*/model.safetensors")
+    assert weights.read_bytes() == WEIGHTS
     weights.resolve().write_bytes(WEIGHTS[:-1])
     assert fetch(hub.url, model=MODEL).returncode == 0
-    assert fetched(tmp_path, "model", MODEL)["model.safetensors"] == WEIGHTS
+    assert weights.read_bytes() == WEIGHTS, "a truncated file in the cache is downloaded again"
 
 
 def test_message_for_a_gated_model_names_token_and_page(hub, fetch):
@@ -150,41 +153,29 @@ def test_unusable_repositories_are_refused_before_a_download(hub, fetch, config,
     [
         ({"rfilename": "{folder}/mine.json"}, "is not a file's path in a repository"),
         ({"size": -1}, "has no valid size"),
-        ({"size": "1"}, "has no valid size"),
         ({"blobId": None}, "has no checksum"),
         ({"blobId": "../../../../mine"}, "'../../../../mine', which is not a commit or checksum"),
         ({"lfs": {"sha256": "{folder}/mine", "size": 1, "pointerSize": 1}}, "which is not a commit or checksum"),
-        ({"rfilename": "a\0.json"}, "is not a file's path in a repository"),
         ({"rfilename": "a" * 300 + ".json"}, "is not a file's path in a repository"),
         ({"sha": "../../../../mine"}, "'../../../../mine', which is not a commit or checksum"),
         ({"sha": "12"}, "'12' is not a commit"),
     ],
 )
-def test_an_answer_with_impossible_values_is_refused(hub, fetch, tmp_path, changed, problem):
+def test_an_answer_with_impossible_values_is_refused(hub, download_here, tmp_path, changed, problem):
     """A file outside of the cache is neither replaced nor deleted."""
     (tmp_path / "mine.json").write_text("{}")
     hub.repositories[f"datasets/{DATASET}"].files["rows.json"] = b"[]"
     hub.described[DATASET] = {
         key: value.format(folder=tmp_path) if key == "rfilename" else value for key, value in changed.items()
     }
-    done = fetch(hub.url, dataset=DATASET)
-    assert done.returncode == 2 and problem in done.stderr and hub.sent == []
-    assert (tmp_path / "mine.json").read_text() == "{}" and not (tmp_path / "mine").exists()
-
-
-@pytest.fixture
-def download_here(hub, tmp_path, monkeypatch):
-    """Download the dataset in this process, which is quicker than `fetch`."""
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 2)
-    return lambda: download(look_up(HubSource(DATASET, "dataset", ("*.parquet",))))
+    with pytest.raises(InputError, match=re.escape(problem)):
+        download_here("*.json")
+    assert hub.sent == [] and [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "mine.json"]
+    assert (tmp_path / "mine.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
-@pytest.mark.parametrize("name", ["{folder}/mine", "../../../../../mine", "..", "a/b", "a\tb", "a" * 300], ids=repr)
+@pytest.mark.parametrize("name", ["{folder}/mine", "../../../../../mine", "a" * 300], ids=repr)
 def test_names_in_the_head_of_a_file_are_no_paths(hub, download_here, tmp_path, header, name):
     """The hub's library would write the content to the path that the server names, before any check."""
     hub.heads["data/train.parquet"] = {header: name.format(folder=tmp_path)}
@@ -205,10 +196,9 @@ def test_libraries_do_not_use_the_names_as_paths(hub, download_here, tmp_path, h
     assert not list(tmp_path.rglob("mine"))
 
 
-@pytest.mark.parametrize("name", ["{folder}/mine", "../../../../../mine"])
-def test_libraries_do_not_use_the_commit_of_an_error_as_path(hub, download_here, tmp_path, name):
+def test_libraries_do_not_use_the_commit_of_an_error_as_path(hub, download_here, tmp_path):
     """The hub's library remembers that a file is missing in a folder with the name of the commit."""
-    headers = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": name.format(folder=tmp_path), "Content-Length": "0"}
+    headers = {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": f"{tmp_path}/mine", "Content-Length": "0"}
     hub.answers[f"/{MODEL}/resolve/main/config.json"] = (404, headers, b"")
     check_library_downloads()
     with pytest.raises(ValueError, match="is not a commit or checksum"):
@@ -216,11 +206,10 @@ def test_libraries_do_not_use_the_commit_of_an_error_as_path(hub, download_here,
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("name", ["{folder}/mine", "../../../../../mine"])
 @pytest.mark.parametrize("key", ["sha", "oid", "lfs"])
-def test_libraries_do_not_use_names_in_descriptions_as_paths(hub, download_here, tmp_path, key, name):
+def test_libraries_do_not_use_names_in_descriptions_as_paths(hub, download_here, tmp_path, key):
     """The hub's library would write the commit of a branch to the path that the description names."""
-    name = name.format(folder=tmp_path)
+    name = f"{tmp_path}/mine"
     hub.described[MODEL] = {key: {"oid": name, "size": 1, "pointerSize": 1} if key == "lfs" else name}
     check_library_downloads()
     api = HfApi(endpoint=hub.url)
@@ -265,45 +254,33 @@ def test_a_file_longer_than_declared_is_cut_off(hub, download_here, tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+API, FILE = f"/api/datasets/{DATASET}", f"/datasets/{DATASET}/resolve/{REVISION}/data/train.parquet"
+
+
 @pytest.mark.parametrize(
-    ("status", "headers", "body", "message"),
+    ("path", "status", "headers", "body", "message"),
     [
-        (429, {"Retry-After": "1000000"}, b"", "the hub requests a pause of 1000000 s"),
-        (503, {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, b"", "the hub requests a pause of"),
-        (429, {"RateLimit": '"api";r=0;t=1000000'}, b"", "the hub requests a pause of 1000000 s"),
-        (429, {"Retry-After": "9" * 400}, b"", "the hub requests a pause of 1000000000 s"),
-        (429, {"RateLimit": f'"api";r=0;t={"9" * 400}'}, b"", "the hub requests a pause of 1000000000 s"),
-        (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(2**24)), "the answer is compressed"),
-        (200, {"Content-Encoding": "zstd"}, b"", "the answer is compressed"),
-        (200, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
-        (404, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
-        (302, {"Content-Length": str(2**40), "Location": "/"}, bytes(2**21), "the answer has more than the expected"),
-        (200, {}, b" " * 1000, "is too slow"),
+        (FILE, 429, {"Retry-After": "1000000"}, b"", "the hub requests a pause of 1000000 s"),
+        (API, 503, {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}, b"", "the hub requests a pause of"),
+        (API, 429, {"RateLimit": '"api";r=0;t=1000000'}, b"", "the hub requests a pause of 1000000 s"),
+        (API, 429, {"Retry-After": "9" * 400}, b"", "the hub requests a pause of 1000000000 s"),
+        (FILE, 429, {"RateLimit": f'"api";r=0;t={"9" * 400}'}, b"", "the hub requests a pause of 1000000000 s"),
+        (FILE, 200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(2**24)), "the answer is compressed"),
+        (API, 200, {"Content-Encoding": "zstd"}, b"", "the answer is compressed"),
+        (FILE, 200, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
+        (API, 200, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
+        (API, 404, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
+        (FILE, 302, {"Content-Length": str(2**40), "Location": "/"}, bytes(2**21), "has more than the expected"),
+        (FILE, 200, {}, b" " * 1000, "is too slow"),
+        (API, 200, {}, b" " * 1000, "is too slow"),
     ],
-    ids=[
-        "seconds",
-        "date",
-        "rate limit",
-        "infinite",
-        "infinite rate limit",
-        "gzip",
-        "zstd",
-        "long",
-        "long error",
-        "long redirect",
-        "slow",
-    ],
+    ids=lambda value: str(value)[:30],
 )
-@pytest.mark.parametrize("path", ["/api/datasets/{0}", "/datasets/{0}/resolve/{1}/data/train.parquet"])
 def test_answers_of_the_hub_have_limits(hub, download_here, monkeypatch, path, status, headers, body, message):
     if status == 200:
         monkeypatch.setattr(servers.hub, "MAX_ANSWER_BYTES", 2**20)
     hub.repositories[f"datasets/{DATASET}"].files["data/train.parquet"] = b"rows" * 1000
-    hub.answers[path.format(DATASET, REVISION)] = (
-        status,
-        ({"Content-Length": str(len(body))} | headers if headers else {}),
-        body,
-    )
+    hub.answers[path] = (status, {"Content-Length": str(len(body))} | headers if headers else {}, body)
     started = time.monotonic()
     with pytest.raises(InputError, match=message):
         download_here()
@@ -323,7 +300,7 @@ def test_redirects_are_few(hub, download_here, hops):
     for hop in range(hops):
         target = f"/hop{hop + 1}" if hop + 1 < hops else f"/api/models/{MODEL}"
         path = f"/hop{hop}" if hop else f"/api/datasets/{DATASET}"
-        hub.answers[path] = (302, {"Location": target, "Content-Length": "0", "Connection": "close"}, b"")
+        hub.answers[path] = (302, {"Location": target, "Content-Length": "0"}, b"")
     message = "Exceeded maximum allowed redirects" if hops > 5 else "has no files"
     with pytest.raises(InputError, match=message):
         download_here()
@@ -342,7 +319,6 @@ def test_a_folder_in_the_place_of_a_branch_is_reported(download_here, tmp_path):
     [
         (errno.EROFS, "Name a folder on another file system"),
         (errno.EACCES, "Give this user access to it"),
-        (errno.EPERM, "Give this user access to it"),
         (errno.ENOSPC, "Free space"),
     ],
 )
@@ -372,16 +348,11 @@ def test_images_with_any_suffix_are_downloaded(hub, fetch, tmp_path):
     assert fetched(tmp_path, "dataset", DATASET).keys() == names
 
 
-def test_a_missing_network_is_reported_in_one_sentence(fetch):
-    done = fetch("http://127.0.0.1:9", model=MODEL)
-    assert done.returncode and "the hub cannot be reached (Connection refused)" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_steps_without_internet_are_on_one_screen(fetch, tmp_path):
     data = {"dataset": "finevision/chartqa", "fetch": {"benchmarks": ["textvqa"]}}
     done = fetch("http://127.0.0.1:9", model="mgm-2b", **data)
-    assert done.returncode and "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode and "the hub cannot be reached (Connection refused)" in done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert len(lines) < 24 and "HTTPS_PROXY" in lines[0] and "HF_ENDPOINT" in lines[0]
     gemma = "hf download google/gemma-2b-it --local-dir model_zoo/gemma-2b-it"
@@ -404,12 +375,17 @@ def test_steps_without_internet_are_on_one_screen(fetch, tmp_path):
         assert files in lines
 
 
-def test_cached_models_and_archives_are_listed_without_internet(fetch, tmp_path):
-    lines = fetch("http://127.0.0.1:9", model="qwen3-vl-2b", dataset="llava-pretrain").stdout.splitlines()
+@pytest.mark.parametrize("problem", ["offline", "name"])
+def test_other_reasons_get_the_same_steps(fetch, tmp_path, problem):
+    url = "http://no-such-host.invalid" if problem == "name" else "http://127.0.0.1:9"
+    done = fetch(url, offline=problem == "offline", model="qwen3-vl-2b", dataset="llava-pretrain")
+    assert done.returncode and ("HF_HUB_OFFLINE" in done.stderr) == (problem == "offline")
+    lines = done.stdout.splitlines()
+    assert "HTTPS_PROXY" in lines[0]
     assert "  hf download Qwen/Qwen3-VL-2B-Instruct   # 4.3 GB, license apache-2.0" in lines
     assert f"  {tmp_path}/home/hub/models--Qwen--Qwen3-VL-2B-Instruct/{{blobs,refs,snapshots}}" in lines
     assert "  downloads/llava-pretrain/{rows.json,*/,.fetched.json}" in lines
-    assert "unzip -q -n downloads/llava-pretrain-whole/images.zip" in "\n".join(lines)
+    assert "unzip -q -n downloads/llava-pretrain-whole/images.zip" in done.stdout
 
 
 @pytest.mark.parametrize("backlog", [0, 9])
@@ -426,16 +402,10 @@ def test_a_network_that_drops_packets_is_reported_in_seconds(fetch, backlog):
     assert done.returncode and "no answer within 1 s" in done.stderr and "HTTPS_PROXY" in done.stdout
 
 
-@pytest.mark.parametrize("problem", ["offline", "name"])
-def test_other_reasons_get_the_same_steps(fetch, problem):
-    url = "http://no-such-host.invalid" if problem == "name" else "http://127.0.0.1:9"
-    done = fetch(url, offline=problem == "offline", model=MODEL)
-    assert done.returncode and ("HF_HUB_OFFLINE" in done.stderr) == (problem == "offline")
-    assert f"hf download {MODEL}" in done.stdout and "HTTPS_PROXY" in done.stdout
-
-
 def test_pickled_towers_of_an_mgm_are_converted(hub, fetch, tmp_path):
     """The language model's repository is already cached, and CLIP has no safetensors."""
+    from dj2mgm.models.mgm import conversion  # noqa: F401 (the fork would import it anew)
+
     (tmp_path / "model_zoo/gemma-2b-it").mkdir(parents=True)
     (tmp_path / "model_zoo/convnext-large-d-320").mkdir()
     torch.save({"text_model.embeddings.position_ids": torch.arange(4)}, tmp_path / "weights.bin")

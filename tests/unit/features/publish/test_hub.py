@@ -1,18 +1,14 @@
 """Pushes to a hub server in this process: one commit or none, one-sentence errors, and no token in the output."""
 
 import json
-import os
-import subprocess
-import sys
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from dj2mgm.cli.command_line import SWITCHES
 from dj2mgm.features.publish.run_record import MARKER
 from dj2mgm.storage.files import write_json
+from hub_scripts import run_hub_script
 from hub_server import TOKEN, HubServer, Repository
-from paths import PROJECT
 
 CARD = '---\nlicense: mit\n---\n\n# `mine`\n\n[5](records/dataset/summary.json "/pretrain") rows\n'
 KEY = "models/me/mine"
@@ -32,17 +28,9 @@ def folder(tmp_path):
 @pytest.fixture
 def push(folder, tmp_path):
     def run(url: str, *flags: str, repository: str = "me/mine", token: str | None = TOKEN, **environment: str):
-        command = [sys.executable, PROJECT / "workflow_scripts/push_to_hub.py"]
-        command += ["--folder", folder.relative_to(tmp_path), "--kind", "model", "--repository", repository]
-        hub_variables = {"HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", **SWITCHES, "HF_HOME": str(tmp_path / "home")}
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-        done = subprocess.run(
-            [*command, "--output", "pushed.json", *(flags or ["--private"])],
-            cwd=tmp_path,
-            env=inherited | hub_variables | ({"HF_TOKEN": token} if token else {}) | environment,
-            capture_output=True,
-            text=True,
-        )
+        target = ["--folder", folder.relative_to(tmp_path), "--kind", "model", "--repository", repository]
+        arguments = [*target, "--output", "pushed.json", *(flags or ["--private"])]
+        done = run_hub_script("push_to_hub.py", *arguments, folder=tmp_path, url=url, token=token, **environment)
         output = done.stdout + done.stderr
         assert TOKEN not in output and "Traceback" not in output, output
         contents = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
@@ -61,18 +49,13 @@ def stored(hub: HubServer) -> dict[str, bytes]:
     return {name: content for name, content in hub.repositories[KEY].files.items() if name != ".gitattributes"}
 
 
-def test_folder_is_pushed_in_one_commit_to_a_private_repository(push, folder, tmp_path):
+def test_each_push_is_one_commit_to_a_private_repository(push, folder, tmp_path):
     with HubServer() as hub:
         status, output = push(hub.url)
         assert status == 0, output
         assert stored(hub) == read_files(folder)
         assert hub.repositories[KEY].private and hub.repositories[KEY].commits == ["Publish mine"]
         assert json.loads((tmp_path / "pushed.json").read_text())["repository"] == "me/mine"
-
-
-def test_second_push_commits_changes_and_removals(push, folder, tmp_path):
-    with HubServer() as hub:
-        assert push(hub.url)[0] == 0
         assert push(hub.url)[0] == 0 and len(hub.repositories[KEY].commits) == 1, "nothing new is no commit"
         (folder / "adapter_model.safetensors").unlink()
         (folder / "model.safetensors").write_bytes(b"other" * 1000)
@@ -80,7 +63,7 @@ def test_second_push_commits_changes_and_removals(push, folder, tmp_path):
         assert stored(hub) == read_files(folder) and len(hub.repositories[KEY].commits) == 2
 
 
-@pytest.mark.parametrize("failing", ["/store/", "/commit/main", "/preupload/main", "/objects/batch"])
+@pytest.mark.parametrize("failing", ["/store/", "/commit/main"])
 def test_failed_upload_commits_nothing_and_can_be_repeated(push, folder, failing, tmp_path):
     def fail(path: str, number: int) -> int | None:
         started = sum("/store/" in request for request in hub.requests)  # uploads of two large files
@@ -99,12 +82,8 @@ def test_failed_upload_commits_nothing_and_can_be_repeated(push, folder, failing
 def test_a_missing_token_is_reported_in_one_sentence(push, tmp_path):
     with HubServer() as hub:
         status, output = push(hub.url, token=None)
-        assert (
-            status == 2
-            and "published/mine/model is ready" in output
-            and "set HF_TOKEN, or run `hf auth login`" in output
-        )
-        assert hub.requests == []
+        assert status == 2 and "set HF_TOKEN, or run `hf auth login`" in output
+        assert "published/mine/model is ready" in output and hub.requests == []
 
 
 def test_each_failure_of_the_hub_has_a_one_sentence_message(push, folder):
@@ -149,7 +128,7 @@ def test_token_repeated_by_the_hub_is_masked(push, folder, tmp_path, monkeypatch
         assert json.loads((tmp_path / "pushed.json").read_text())["commit"] in output
 
 
-@pytest.mark.parametrize(("ask", "answer"), [("_commit", {}), ("_commit", []), ("_api", [1]), ("_api", "x")])
+@pytest.mark.parametrize(("ask", "answer"), [("_commit", {}), ("_api", [1])])
 def test_an_unknown_answer_is_reported_in_one_sentence(push, folder, monkeypatch, ask, answer):
     with HubServer() as hub:
         monkeypatch.setattr(hub.RequestHandlerClass, ask, lambda self, *_: self._send(200, answer))
