@@ -3,7 +3,9 @@
 `baseline` and `dj_synth` share a filter; `photos` has no ground truth.
 """
 
+import io
 import math
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -77,15 +79,24 @@ def pair_ids(count: int = PAIRS) -> list[str]:
     return [f"p{index:03d}" for index in range(count)]
 
 
+@cache
 def draw_scene(split: str, index: int):
     return draw_row_scene(seed=0, split=split, index=index)
+
+
+@cache
+def encode_image(split: str, index: int) -> bytes:
+    """Return a scene's image as a file, which all results of a process share."""
+    file = io.BytesIO()
+    draw_image(draw_scene(split, index)).save(file, "PNG")
+    return file.getvalue()
 
 
 def _write_dataset(folder: Path, has_truth: bool) -> Path:
     rows = []
     for index in range(IMAGES):
         drawn_scene = draw_scene("evaluation", index)
-        _draw_scene(drawn_scene, folder / f"images/e{index:02d}.png")
+        _write_image("evaluation", index, folder / f"images/e{index:02d}.png")
         row = {"id": f"e{index:02d}", "image": f"images/e{index:02d}.png", "captions": [describe_scene(drawn_scene)]}
         objects = [item.attributes for item in drawn_scene.objects] if has_truth else []
         rows.append(row | {"objects": objects, "questions": []})
@@ -103,14 +114,13 @@ def _write_dataset(folder: Path, has_truth: bool) -> Path:
         ]
         write_jsonl(folder / "ground_truth.jsonl", truth)
     for index, name in enumerate(pair_ids()):
-        _draw_scene(draw_scene("pretrain", index), folder / f"images/{name}.png")
+        _write_image("pretrain", index, folder / f"images/{name}.png")
     return folder
 
 
-def _draw_scene(drawn_scene, path: Path) -> None:
+def _write_image(split: str, index: int, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        draw_image(drawn_scene).save(path)
+    path.write_bytes(encode_image(split, index))
 
 
 def _list_remaining_ids() -> list[str]:
