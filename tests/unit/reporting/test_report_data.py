@@ -50,9 +50,14 @@ LEFT = PAIRS - TOO_SHORT - TOO_SIMILAR
 ACCEPTED = LOW - UNUSABLE - UNLIKE - UNLIKELY
 
 
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return write_results(tmp_path_factory.mktemp("results"))
+
+
 @pytest.fixture
-def experiments(tmp_path):
-    return load_experiments(write_results(tmp_path / "results"))
+def experiments(results):
+    return load_experiments(results)
 
 
 def chain(experiment):
@@ -232,11 +237,8 @@ def test_bins_cover_all_values_and_are_log_for_outliers(values, log):
     edges_, logarithmic = compute_bin_edges(np.array(values, dtype=float))
     assert logarithmic == log
     assert np.histogram(values, edges_)[0].sum() == len(values)
-
-
-def test_integers_are_divided_into_equal_bins():
-    edges_, _ = compute_bin_edges(np.arange(10, 111, dtype=float))
-    assert set(np.histogram(np.arange(10, 110), edges_)[0]) <= {4, 0}
+    integers, _ = compute_bin_edges(np.arange(10, 111, dtype=float))
+    assert set(np.histogram(np.arange(10, 110), integers)[0]) <= {4, 0}, "equal bins"
 
 
 @pytest.mark.parametrize(("text", "expected"), [("64", 64), ("20MiB", 20 * 2**20), ("1.5 KiB", 1536), ("en", None)])

@@ -124,7 +124,6 @@ def write_answers(experiment, wrong: set[int]) -> None:
             {"Only dj_synth is right": 2, "Only baseline is right": 0, "Both are right": 1},
         ),
         ({0, 2}, {1, 2}, (1, 1, 28), {"Only dj_synth is right": 0, "Only baseline is right": 0, "Both are wrong": 1}),
-        ({3}, set(), (1, 0, 29), {"Only dj_synth is right": 1, "Both are right": 0}),
         (set(), set(), (0, 0, 30), {"Both are right": 0}),
     ],
 )

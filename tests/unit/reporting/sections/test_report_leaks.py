@@ -84,7 +84,3 @@ def test_section_states_that_no_leaks_were_found(monkeypatch, config, tmp_path):
     text = read_page_text(write_report(monkeypatch, config))
     assert "No leaks were found." in text
     assert "without images that leak" not in text and "was trained on them" not in text
-
-
-def test_no_section_without_a_leak_search(monkeypatch, tmp_path):
-    assert "eaks" not in read_page_text(write_report(monkeypatch, write_results(tmp_path, seeds=(0,))))

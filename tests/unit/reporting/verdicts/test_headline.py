@@ -293,19 +293,6 @@ def test_a_model_that_ignores_images_has_a_banner(monkeypatch, tmp_path, capsys)
     assert "warning: dj_synth has learned nothing" in capsys.readouterr().err
 
 
-def test_shared_reasons_and_the_next_step_are_stated_once(monkeypatch, tmp_path, capsys):
-    config = write_results(tmp_path)
-    for file in tmp_path.glob("*/**/evaluate_vqa/scores.jsonl"):
-        rows = [row | {"values": row["values"] | {"answer_probability": [0.25, 1]}} for row in read_jsonl(file)]
-        write_jsonl(file, rows)
-    text = read_page_text(write_report(monkeypatch, config))
-    first = text[: text.index("Headline metrics")]
-    assert first.count("baseline and dj_synth have learned nothing measurable") == 1
-    assert capsys.readouterr().err.count("learned nothing") == 1
-    assert first.count("The model does not measurably score better with the right images than with shuffled ones") == 1
-    assert first.count("Train longer, and check that images and texts belong together.") == 1
-
-
 def test_reasons_name_their_experiments_unless_all_share_them():
     def fault(reason):
         return LearningFault(reason, "Train longer")
@@ -364,11 +351,6 @@ def test_few_steps_and_a_loss_that_rises_are_named(page, tmp_path):
     assert verdict(experiments).statement.startswith("The verdict is withheld, because new learned nothing")
 
 
-def test_older_results_have_a_sentence_instead_of_a_verdict(monkeypatch, tmp_path):
-    text = read_page_text(write_report(monkeypatch, write_results(tmp_path)))
-    assert "There is no verdict: the probability of the right answer of dj_synth and baseline was not measured." in text
-
-
 def test_data_without_questions_are_judged_by_captions(page, tmp_path):
     experiments = page({"baseline": 0.5, "new": 0.6}, seeds=1)
     for file in tmp_path.glob("*/0/evaluate_vqa/metrics.json"):
@@ -379,6 +361,9 @@ def test_data_without_questions_are_judged_by_captions(page, tmp_path):
 
 def test_the_first_screen_precedes_everything_else(monkeypatch, tmp_path):
     config = write_results(tmp_path)
+    [older] = Assessment(load_experiments(config)).verdicts
+    reason = "the probability of the right answer of dj_synth and baseline was not measured."
+    assert older.statement.startswith(f"There is no verdict: {reason}")
     for file in tmp_path.glob("*/**/evaluate_vqa/scores.jsonl"):
         rows = list(read_jsonl(file))
         for row in rows:
@@ -406,37 +391,33 @@ def test_shared_stages_cost_nothing_and_commands_continue_runs(page, tmp_path):
     assert card.command == ("snakemake decide --config 'dataset=../my photos' model=mgm-2b experiment=new")
 
 
-def test_longer_training_is_advised_for_unlearned_models(page, tmp_path):
-    page({"baseline": 0.5}, seeds=1)
-    write_training_record(tmp_path / "baseline/0/finetune", steps=6)
-    record = Assessment(load_experiments(tmp_path / "config.yaml")).build_records()["baseline"]
-    [fault] = record["learning_faults"]
-    assert record["verdict"] == "Nothing learned" and record["next_step"].startswith(fault["remedy"])
-    assert record["command"] == f"snakemake baseline --config {LONGER}"
-
-
-def test_a_larger_model_is_advised_for_photos(page, tmp_path):
-    page({"baseline": 0.5}, seeds=1)
-    write_training_record(tmp_path / "baseline/0/finetune", steps=6)
-    config = read_yaml(tmp_path / "config.yaml")
-    config["experiments"][0]["config"] |= {"dataset": "photos", "model": {"name": "tiny", "foundation": "shipped"}}
-    write_yaml(tmp_path / "config.yaml", config)
-    record = Assessment(load_experiments(tmp_path / "config.yaml")).build_records()["baseline"]
-    assert record["next_step"].startswith("The model tiny is made for rendered scenes; on photos, train another one.")
-    assert record["command"] == (
-        "snakemake fetch --config model=qwen3-vl-2b && snakemake baseline --config dataset=photos model=qwen3-vl-2b"
-    )
-
-
-def test_a_higher_max_steps_is_advised_if_it_limits_steps(page, tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "step", "command"),
+    [
+        ({}, "Raise finetune.min_steps or finetune.epochs", f"snakemake baseline --config {LONGER}"),
+        (
+            {"dataset": "photos", "model": {"name": "tiny", "foundation": "shipped"}},
+            "The model tiny is made for rendered scenes; on photos, train another one.",
+            "snakemake fetch --config model=qwen3-vl-2b && "
+            "snakemake baseline --config dataset=photos model=qwen3-vl-2b",
+        ),
+        (
+            {"finetune": {"max_steps": 6}},
+            "Raise finetune.max_steps. This command trains with more steps:",
+            "snakemake baseline --config 'pretrain={min_steps: 120}' 'finetune={max_steps: 60}'",
+        ),
+    ],
+    ids=["few steps", "photos", "limited steps"],
+)
+def test_advice_for_unlearned_models_follows_from_their_settings(page, tmp_path, settings, step, command):
     page({"baseline": 0.5}, seeds=1)
     write_training_record(tmp_path / "baseline/0/finetune", steps=6)
     config = read_yaml(tmp_path / "config.yaml")
-    config["experiments"][0]["config"] |= {"finetune": {"max_steps": 6}}
+    config["experiments"][0]["config"] |= settings
     write_yaml(tmp_path / "config.yaml", config)
     record = Assessment(load_experiments(tmp_path / "config.yaml")).build_records()["baseline"]
-    assert record["next_step"] == "Raise finetune.max_steps. This command trains with more steps:"
-    assert record["command"] == "snakemake baseline --config 'pretrain={min_steps: 120}' 'finetune={max_steps: 60}'"
+    assert record["verdict"] == "Nothing learned" and len(record["learning_faults"]) == 1
+    assert record["next_step"].startswith(step) and record["command"] == command
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ REAL_TRAININGS = {
 }
 
 
-@pytest.mark.parametrize(("pages", "most"), [(100, 0.02), pytest.param(3000, 0.01, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("pages", "most"), [(50, 0.02), pytest.param(3000, 0.01, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scenario", REAL_TRAININGS.values(), ids=REAL_TRAININGS)
 def test_noise_does_not_hide_that_trainings_taught_something(experiments, scenario, pages, most):
     page = Simulation(experiments, **scenario)
@@ -132,14 +132,14 @@ def test_only_a_rising_loss_is_final_for_decide(experiments):
     assert "The loss of the stage finetune rose" in list_training_faults(experiments[0])[0].reason
 
 
-@pytest.mark.parametrize("number", [3, 4, 20, 135])
+@pytest.mark.parametrize("number", [3, 20])
 def test_p_values_of_a_constant_loss_are_uniform(number):
     rng = np.random.default_rng(number)
     p_values = [compute_rise_p_value(BATCH_NOISE * rng.standard_normal(number)) for _ in range(2000)]
     assert stats.kstest(p_values, "uniform").pvalue > 0.001
 
 
-@pytest.mark.parametrize(("steps", "correlation", "most"), [(20, 0.5, 0.002), (135, 0.5, 0.001), (135, 0.8, 0.001)])
+@pytest.mark.parametrize(("steps", "correlation", "most"), [(20, 0.5, 0.002), (135, 0.8, 0.001)])
 def test_correlated_losses_do_not_rise(steps, correlation, most):
     losses = draw_correlated(np.random.default_rng(steps), correlation, 4000, steps)
     assert np.mean([compute_rise_p_value(row) <= RISE_LEVEL for row in losses]) <= most + 0.001
