@@ -24,6 +24,11 @@ ENVIRONMENTS = sorted((PROJECT / "envs").glob("*.yaml"))
 RULE = re.compile(r"^ *(?:rule|checkpoint) (\w+):\n((?: +.*\n|\n)+)", re.MULTILINE)
 
 every_environment = pytest.mark.parametrize("path", ENVIRONMENTS, ids=lambda path: path.stem)
+one_environment = pytest.mark.parametrize(
+    "path",
+    [path if path.stem == "train" else pytest.param(path, marks=pytest.mark.slow) for path in ENVIRONMENTS],
+    ids=[path.stem for path in ENVIRONMENTS],
+)
 
 
 def load(path: Path) -> tuple[list[str], dict[str, str], list[str]]:
@@ -144,7 +149,7 @@ def test_flash_attn_is_skipped_with_a_message_without_nvcc():
     assert re.search(r"^VERSION=\d+\.\d+\.\d+(\.post\d+)?$", script.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@every_environment
+@one_environment
 def test_an_environment_resolves_to_its_listed_packages(path, package_index):
     _, conda, pip = load(path)
     resolution = resolve(pip, "--python-version", conda["python"], "--python-platform", "x86_64-manylinux_2_28")
@@ -237,7 +242,7 @@ def test_uv_lock_is_up_to_date(package_index):
     assert checked.returncode == 0, f"{checked.stderr}\n{MAKE_LOCK}"
 
 
-@pytest.mark.parametrize("python", ["3.12", "3.13"])
+@pytest.mark.parametrize("python", [pytest.param("3.12", marks=pytest.mark.slow), "3.13"])
 def test_the_versions_resolve_on_newer_python(python, package_index):
     pinned = [f"{name}=={version}" for name, version in locked().items()]
     resolution = resolve(pinned, "--python-version", python)

@@ -4,6 +4,7 @@ Operator, benchmark and chat template have separate tests, which docs/extending.
 """
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.models import MgmModel
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import read_json, write_jsonl
+from forked_snakemake import run_snakemake
 from markdown_links import build_anchor
 from paths import PROJECT
 
@@ -80,8 +82,10 @@ def test_each_path_in_code_format_exists(text):
     assert {path for path in paths_in(text) - in_library - NEW if not (PROJECT / path).exists()} == set()
 
 
-def test_tree_has_only_existing_paths():
+def test_trees_and_tables_have_only_existing_paths():
     assert {path for path in tree() if not (PROJECT / path).exists()} == set()
+    examples = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    assert examples == set(re.findall(r"examples/([\w.]+)\)", EXTENDING))
 
 
 def test_table_of_modules_has_each_module_of_the_library():
@@ -120,12 +124,6 @@ def test_links_of_a_page_have_existing_targets(page):
         assert target.is_file(), link
         headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE) if heading else []
         assert not heading or heading in map(build_anchor, headings), link
-
-
-def test_each_example_is_in_the_table():
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == set(
-        re.findall(r"examples/([\w.]+)\)", EXTENDING)
-    )
 
 
 def test_the_captioner_writes_a_caption_for_each_image(tmp_path):
@@ -195,8 +193,7 @@ def project(tmp_path) -> Path:
 
 
 def test_the_stage_is_part_of_each_run_and_counts_words(project):
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--dry-run", "--verbose", "baseline"]
-    planned = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    planned = run_snakemake(["--cores", "1", "--dry-run", "--verbose", "baseline"], project, dict(os.environ))
     assert planned.returncode == 0, planned.stderr
     assert "results/shapes/tiny/baseline/count_words/words.json" in planned.stdout + planned.stderr
 
