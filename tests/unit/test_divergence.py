@@ -28,8 +28,8 @@ def test_the_first_non_finite_value_is_named_with_remedy(value):
     check_finite("pretrain", 3, 1e30, 1e12)
 
 
-@pytest.mark.parametrize("samples", [1, 2, 8, 128])
-@pytest.mark.parametrize("steps", [1, 2, 10, 200])
+@pytest.mark.parametrize("samples", [1, 128])
+@pytest.mark.parametrize("steps", [1, 2, 200])
 def test_ordinary_trainings_do_not_count_as_diverged(samples, steps):
     """Losses vary by 1.5 nats between samples, some are nearly 0 for short answers, and learning is slow."""
     rng = random.Random(f"{samples}/{steps}")

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from configuration_files import FILES
 from dj2mgm.documents import build_documents
-from dj2mgm.settings.base import RETRAINS, SEARCH, read_extra
+from dj2mgm.settings.base import SEARCH, read_extra
 from dj2mgm.settings.configuration import build_configuration_model
 from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, PretrainSection
 from dj2mgm.settings.validation import validate_settings
@@ -45,14 +45,10 @@ def test_every_key_of_the_configuration_has_a_description():
     assert set(undescribed(build_configuration_model())) == groups | scores
 
 
-@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.suffix == ".json"], ids=str)
-def test_schema_is_a_json_schema(path):
-    Draft202012Validator.check_schema(json.loads(DOCUMENTS[path]))
-
-
 def test_schema_accepts_the_files_of_the_repository():
     for folder, name in (("models", "model"), ("datasets", "dataset"), ("experiments", "config")):
         [schema] = [json.loads(text) for path, text in DOCUMENTS.items() if path.name == f"{name}.schema.json"]
+        Draft202012Validator.check_schema(schema)
         for path in (PROJECT / "config" / folder).glob("*.yaml"):
             Draft202012Validator(schema).validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
 
@@ -73,17 +69,6 @@ def test_search_intervals_are_within_limits(section):
             assert search.low < search.high and (search.low > 0 or not search.log)
             for value in (search.low, search.high):
                 validate_settings(section, {name: round(value) if field.annotation is int else value}, "search")
-
-
-def test_both_training_stages_share_their_definitions():
-    changed = {
-        name
-        for name, field in PretrainSection.model_fields.items()
-        if field.default != FinetuneSection.model_fields[name].default
-    }
-    assert changed == {"global_batch_size", "learning_rate"}
-    same = [read_extra(field, RETRAINS) for field in PretrainSection.model_fields.values()]
-    assert same == [read_extra(FinetuneSection.model_fields[name], RETRAINS) for name in PretrainSection.model_fields]
 
 
 def test_types_of_files_refuse_unknown_keys():

@@ -22,8 +22,10 @@ def test_children_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
     assert statuses == [0] and "PYTHONSAFEPATH" not in os.environ
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC])
-@pytest.mark.parametrize("file", ["/results/a.json", b"/results/a.json", None, 3])
+@pytest.mark.parametrize(
+    ("code", "file"),
+    [(errno.EACCES, "/results/a.json"), (errno.EROFS, b"/results/a.json"), (errno.ENOSPC, None), (errno.EPERM, 3)],
+)
 def test_a_file_that_cannot_be_written_gets_one_line(capsys, code, file):
     def main():
         raise OSError(code, os.strerror(code), file)

@@ -77,12 +77,6 @@ def test_a_graceful_end_is_announced(console, capsys):
     assert capsys.readouterr().err == "stopping when the running stages end; the same command continues\n"
 
 
-def test_failed_job_is_shown_at_the_end(console, capsys):
-    console.emit(new_record(LogEvent.JOB_ERROR, "", jobid=1))
-    console.close()
-    assert capsys.readouterr().err == "train small: failed after 0.0 s\n"
-
-
 REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: invalid partition: gpuu\nsbatch: error: no'.\n"
 CALL = "    sbatch call:\n        sbatch --wrap=python -m snakemake --config base64//AAAA\n"
 ADVICE = "For further error details see the cluster/cloud log and the log files of the involved rule(s)."
@@ -164,7 +158,6 @@ def test_a_command_that_prints_its_output_is_not_repeated(capsys, tmp_path, outp
     [
         ({"run": "photos/qwen/baseline"}, "train baseline"),
         ({"run": "photos/qwen/baseline/seed-1"}, "train baseline/seed-1"),
-        ({"run": "photos/baseline"}, "train baseline"),
         ({"page": "photos/qwen/mine/report"}, "train mine/report"),
         ({"dataset": "photos"}, "train photos"),
     ],

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dj2mgm.divergence import make_divergence_error
 from dj2mgm.health.diagnosis import SIGNATURES, find_cause
@@ -19,14 +20,13 @@ from dj2mgm.health.gpu_failures import TrainingStage, name_tensor
 from dj2mgm.health.system_failures import OomKill, describe_kill, parse_kernel_log, read_kernel_kills
 from dj2mgm.monitoring.memory_files import CgroupLimits
 from dj2mgm.script_modules import SCRIPTS, find_modules
+from forked_python import forked_python
 from markdown_links import build_anchor
 from paths import PROJECT
 
 LOGS = PROJECT / "tests" / "fixtures" / "logs"
 MIB, GIB = 2**20, 2**30
 SHM, KILLED = "Shared memory is full", "Killed with signal 9"
-
-every_signature = pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: build_anchor(signature.title))
 
 
 def title(text: str, tmp_path: Path) -> str | None:
@@ -40,26 +40,17 @@ def logged(name: str) -> str:
     return (LOGS / f"{name}.log").read_text(encoding="utf-8")
 
 
-@every_signature
-def test_failure_is_found_in_its_log(signature):
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: build_anchor(signature.title))
+def test_failure_is_found_in_its_log_but_not_in_a_near_miss(signature):
     diagnosis = find_cause(read_log(LOGS / f"{build_anchor(signature.title)}.log"))
     assert diagnosis.signature.title == signature.title
     lines = [line.split(":")[0].strip() for line in str(diagnosis).splitlines() if re.match(r"  \w", line)]
     assert lines == ["cause", "evidence", "remedy"]
     assert diagnosis.explanation.cause and diagnosis.explanation.remedy
     assert "{" not in str(diagnosis.explanation)
-
-
-@every_signature
-def test_near_miss_is_not_taken_for_the_failure(signature):
-    diagnosis = find_cause(read_log(LOGS / f"{build_anchor(signature.title)}.near-miss.log"))
-    assert diagnosis is None or diagnosis.signature.title != signature.title
-
-
-@every_signature
-def test_failure_has_a_row_in_the_guide(signature):
-    guide = (PROJECT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    assert f" | {signature.title} | " in guide
+    near_miss = find_cause(read_log(LOGS / f"{build_anchor(signature.title)}.near-miss.log"))
+    assert near_miss is None or near_miss.signature.title != signature.title
+    assert f" | {signature.title} | " in (PROJECT / "docs/troubleshooting.md").read_text(encoding="utf-8")
 
 
 def test_each_title_has_one_pair_of_logs():
@@ -106,13 +97,10 @@ def test_cause_precedes_earlier_clean_up_of_optimizer(tmp_path):
     assert title(text, tmp_path) == "CUDA toolkit and torch do not match"
 
 
-def test_failed_build_is_explained_by_first_compiler_error():
+def test_evidence_is_the_first_line_with_its_number():
     explanation = find_cause(read_log(LOGS / "cpu_adam-could-not-be-built.log")).explanation
     assert "/usr/bin/ld: cannot find -lcurand" in explanation.cause
     assert "CUDA toolkit" in explanation.remedy
-
-
-def test_evidence_is_the_line_with_its_number():
     diagnosis = str(find_cause(read_log(LOGS / "killed-with-signal-9.log")))
     assert "  evidence: line 7: [2026-03-02 10:16:27,885] [ERROR]" in diagnosis
 
@@ -245,24 +233,23 @@ FAILURES = {
     "The disk is full": "print('x' * 2**20, file=open('/dev/full', 'w'))",
     "A relative path leads nowhere": "open('images/1.png')",
     "An image cannot be read": """
-import sys; sys.path.insert(0, sys.argv[1])
+import sys
 from torch.utils.data import DataLoader
 from dj2mgm.data.images import load_image
 class Images(list):
     def __getitem__(self, index):
-        return load_image(__file__)
-if __name__ == "__main__":
-    list(DataLoader(Images([1]), num_workers=1))
+        return load_image(sys.executable)
+list(DataLoader(Images([1]), num_workers=1))
 """,
 }
 
 
 @pytest.mark.parametrize("expected", FAILURES)
 def test_real_failure_is_diagnosed_from_output_of_python(tmp_path, expected):
-    script = tmp_path / "stage.py"
-    script.write_text(FAILURES[expected])
-    command = [sys.executable, str(script), str(SCRIPTS)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    python = forked_python() if "torch" in FAILURES[expected] else sys.executable
+    command = [python, "-c", FAILURES[expected]]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode and title(done.stderr, tmp_path) == expected
 
 
@@ -357,18 +344,17 @@ def test_real_message_of_stale_file_handle_is_diagnosed(tmp_path):
     assert title(done.stderr, tmp_path) == "Stale file handle", done.stderr[-500:]
 
 
-def test_unwritten_checkpoint_of_torch_is_a_full_disk(tmp_path):
-    torch = pytest.importorskip("torch")
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (lambda: torch.save(torch.zeros(2**20), "/dev/full"), "The disk is full"),
+        (lambda: torch.empty(2**50), "Main memory is used up"),
+    ],
+)
+def test_real_message_of_torch_is_diagnosed(tmp_path, code, expected):
     with pytest.raises(RuntimeError) as error:
-        torch.save(torch.zeros(2**20), "/dev/full")
-    assert title(f"RuntimeError: {error.value}", tmp_path) == "The disk is full"
-
-
-def test_tensor_too_large_for_torch_is_used_up_memory(tmp_path):
-    torch = pytest.importorskip("torch")
-    with pytest.raises(RuntimeError) as error:
-        torch.empty(2**50)
-    assert title(f"RuntimeError: {error.value}", tmp_path) == "Main memory is used up"
+        code()
+    assert title(f"RuntimeError: {error.value}", tmp_path) == expected
 
 
 def diagnose(*arguments) -> subprocess.CompletedProcess:
@@ -376,29 +362,17 @@ def diagnose(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_diagnosis_by_hand_leaves_the_log_unchanged(tmp_path):
+def test_diagnosis_of_a_rule_is_appended_to_the_log(tmp_path):
     log = tmp_path / "finetune.log"
     log.write_text(logged("cuda-out-of-memory"))
     done = diagnose(log)
     assert done.returncode == 0 and done.stdout.startswith("diagnosis: CUDA out of memory\n  cause: ")
-    assert log.read_text() == logged("cuda-out-of-memory")
-
-
-def test_diagnosis_of_a_rule_is_appended_to_the_log(tmp_path):
-    log = tmp_path / "finetune.log"
-    log.write_text(logged("cuda-out-of-memory"))
+    assert log.read_text() == logged("cuda-out-of-memory"), "by hand, the log stays as it is"
     for _ in range(2):
         done = diagnose(log, "--exit-status", 7)
         assert done.returncode == 7 and "diagnosis: CUDA out of memory" in done.stdout
     assert log.read_text() == logged("cuda-out-of-memory") + done.stdout * 2
     assert "line 9:" in done.stdout  # the error's line, not that of the earlier diagnosis
-
-
-def test_silent_kill_is_recognized_by_exit_status(tmp_path):
-    log = tmp_path / "filter_data.log"
-    log.write_text("")
-    done = diagnose(log, "--exit-status", 137)
-    assert done.returncode == 137 and "diagnosis: Killed with signal 9" in done.stdout
 
 
 def test_input_error_is_not_diagnosed_again(tmp_path):
@@ -442,6 +416,10 @@ def test_log_without_failure(tmp_path):
         log.write_text(text)
         done = diagnose(log)
         assert done.stdout.startswith("diagnosis: no failure found\n") and "run the same command again" in done.stdout
+    done = diagnose(log, "--exit-status", 137)
+    assert done.returncode == 137 and "diagnosis: Killed with signal 9" in done.stdout
+    done = diagnose(tmp_path / "nothing.log")
+    assert done.returncode == 2 and "nothing.log does not exist" in done.stderr
 
 
 def test_unknown_failure_shows_the_last_lines(tmp_path):
@@ -452,11 +430,6 @@ def test_unknown_failure_shows_the_last_lines(tmp_path):
     assert "diagnosis: not known" in done.stdout and "    KeyError: 'lm_head.weight'\n" in done.stdout
     assert "line 49" in done.stdout and "line 40" not in done.stdout
     assert "docs/troubleshooting.md" in done.stdout
-
-
-def test_missing_log_is_refused(tmp_path):
-    done = diagnose(tmp_path / "nothing.log")
-    assert done.returncode == 2 and "nothing.log does not exist" in done.stderr
 
 
 def test_diagnosis_needs_only_packages_of_every_environment():

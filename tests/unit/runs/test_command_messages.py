@@ -81,21 +81,18 @@ def test_a_result_is_a_page_or_a_file_for_users(runs, files, shown):
 
 def test_written_training_files_have_exact_rows(runs):
     counts = {"rows_in": 9, "rows_out": 640, "dropped": {}, "repeated": 0}
-    write_json(f"results/{RUN}/jsonl/summary.json", {"pretrain": counts, "finetune": counts})
+    summary = f"results/{RUN}/jsonl/summary.json"
+    write_json(summary, {"pretrain": counts, "finetune": counts})
     assert "  finetune of baseline: 640 rows, " in summarize_jobs(runs, JOBS, [PAGE])[3]
-
-
-def test_repeated_rows_are_not_different_rows(runs):
-    counts = {"rows_in": 9, "rows_out": 640, "dropped": {}, "repeated": 600}
-    write_json(f"results/{RUN}/jsonl/summary.json", {"pretrain": counts, "finetune": counts})
+    planned = [*JOBS, PlannedJob((f"results/{RUN}/jsonl/pretrain.jsonl",), "write_jsonl", True, RUN)]
+    assert "  finetune of baseline: at most 12000 rows, 94 steps" in summarize_jobs(runs, planned, [PAGE])
+    counts["repeated"] = 600
+    write_json(summary, {"pretrain": counts, "finetune": counts})
     assert "  finetune of baseline: 640 rows, 40 of them different, " in summarize_jobs(runs, JOBS, [PAGE])[3]
-
-
-def test_rows_of_planned_stages_are_not_exact(runs):
-    counts = {"rows_in": 9, "rows_out": 640, "dropped": {}, "repeated": 0}
-    write_json(f"results/{RUN}/jsonl/summary.json", {"pretrain": counts, "finetune": counts})
-    jobs = [*JOBS, PlannedJob((f"results/{RUN}/jsonl/pretrain.jsonl",), "write_jsonl", True, RUN)]
-    assert "  finetune of baseline: at most 12000 rows, 94 steps" in summarize_jobs(runs, jobs, [PAGE])
+    folder = "shapes/tiny/dj_synth"
+    other = PlannedJob((f"results/{folder}/finetune/metrics.json",), "finetune", True, folder)
+    assert "  finetune of dj_synth: at most 640 rows, " in summarize_jobs(runs, [other], [PAGE])[2]
+    assert summarize_jobs(runs, [], [PAGE]) == [f"Result: {PAGE.files[0]}"]
 
 
 def test_times_are_those_of_the_same_rules(runs):
@@ -109,18 +106,6 @@ def test_times_are_those_of_the_same_rules(runs):
 def test_many_trainings_are_counted(runs):
     jobs = [plan_job("finetune", "finetune")] * 20
     assert "  … and 14 more trainings" in summarize_jobs(runs, jobs, [replace(PAGE, files=("results/x.html",) * 9)])
-
-
-def test_a_summary_without_jobs_names_the_results(runs):
-    assert summarize_jobs(runs, [], [PAGE]) == [f"Result: {PAGE.files[0]}"]
-
-
-def test_an_experiment_has_as_many_rows_as_the_written_reference(runs):
-    counts = {"rows_in": 9, "rows_out": 640, "dropped": {}, "repeated": 600}
-    write_json(f"results/{RUN}/jsonl/summary.json", {"pretrain": counts, "finetune": counts})
-    folder = "shapes/tiny/dj_synth"
-    job = PlannedJob((f"results/{folder}/finetune/metrics.json",), "finetune", True, folder)
-    assert "  finetune of dj_synth: at most 640 rows, " in summarize_jobs(runs, [job], [PAGE])[2]
 
 
 def test_a_recognized_dataset_that_is_made_is_not_described_again(tmp_path, runs):

@@ -108,7 +108,6 @@ MERGE_BOMB = "a0: &a0 {k: 1}\n" + "".join(
         ("gpus: 1\ngpus: 2", "file.yaml, line 2: not valid YAML: the key 'gpus' is stated twice; keep one"),
         ("a:\n  b: 1\n  b: 1", "line 3: .*'b' is stated twice"),
         ("a: [1", "line 1: not valid YAML"),
-        ("a: b: c", "line 1: not valid YAML"),
         (
             "a:\n\tb: 1",
             "line 2: not valid YAML: found character .*; replace tabs by spaces",
@@ -116,23 +115,18 @@ MERGE_BOMB = "a0: &a0 {k: 1}\n" + "".join(
         ("Bild: schön".encode("latin-1"), "file.yaml, line 1: not UTF-8 text; save the file as UTF-8"),
         ("a: 1".encode("utf-16"), "not UTF-8 text"),
         (b"\x00\x01\x02", "the character .* is not allowed"),
-        ("a: !!set {b}", "the tag tag:yaml.org,2002:set has no meaning here"),
         ("a: !!python/object/apply:os.system [ls]", "the tag .* has no meaning"),
         ("a: &a [*a]", "an anchor holds an alias of itself"),
-        ("a: &a {b: *a}", "an anchor holds an alias of itself"),
         ("a: *b", "undefined alias"),
         (BOMB, "more than 100000 values"),
         ("a: " + "[" * 2000, "levels deep"),
-        ("a: " + "[" * 40 + "]" * 40, "levels deep"),
         ("a: " + "9" * 5000, "'a': must be a finite number"),
         ("a: 1e999", "'a': must be a finite number"),
         ('a: "\\UFFFFFFFF"', "too large"),
         ('a: "\\ud800"', "a character that is not allowed"),
-        ('a: "x\\0"', "a character that is not allowed"),
         ("? [a]\n: b", "a key must be a string"),
         ("a: {<<: 1}", "<< must bring a mapping"),
         ("- a", "expected keys and values, found a list"),
-        ("just text", "expected keys and values, found a str"),
         ("a: 1\n---\nb: 2", "but found another document"),
     ],
     ids=lambda value: str(value)[:24],
@@ -224,7 +218,7 @@ PIECES += ["\r", "\x85"]
 YAMLISH = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
 
 
-@fuzzed(2000)
+@fuzzed(1000)
 @example("a: &a [*a]")
 @example("%YAML 99999999999999999999.1\n--- a")
 @example("? \n")
@@ -286,7 +280,7 @@ HOSTILE = st.sampled_from(
 ANY = JSON | HOSTILE | st.text(max_size=6) | st.lists(st.integers(0, 2), max_size=3)
 
 
-@fuzzed(2000)
+@fuzzed(1000)
 @given(data=st.data())
 def test_any_value_is_valid_or_refused_in_a_sentence(monkeypatch, data):
     monkeypatch.chdir(PROJECT)
@@ -304,7 +298,7 @@ def test_any_value_is_valid_or_refused_in_a_sentence(monkeypatch, data):
         _survives(layer.values)
 
 
-@fuzzed(2000)
+@fuzzed(1000)
 @example("a", "{x: &a [*a]}")
 @example("gpus", "010")
 @given(

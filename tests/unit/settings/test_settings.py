@@ -112,13 +112,9 @@ def test_later_layers_override_earlier_ones(project):
         ("sedes: [1]", "sedes: unknown key; did you mean 'seeds'?"),
         ("report: {experiments: [mine]}", "'report' applies to all experiments; set it in config/config.yaml"),
         ("finetune: {learning_rate: .inf}", "'finetune.learning_rate': expected a number above 0, found .inf"),
-        ("finetune: {epochs: -.INF}", "'finetune.epochs': expected a number above 0 and up to 100000, found -.INF"),
-        ("finetune: {precision: 8}", "finetune.precision: expected auto, bf16, fp8, nf4 or fp32, found 8"),
         ("finetune: {precision: half}", "finetune.precision: expected auto, bf16, fp8, nf4 or fp32, found 'half'"),
         ("finetune: {micro_batch_size: '8'}", "an integer from 1 to 65536 or auto or null, found '8'"),
         ("finetune: {epochs: two}", "finetune.epochs: expected a number above 0 and up to 100000, found 'two'"),
-        ("jsonl: {on_bad_row: ignore}", "jsonl.on_bad_row: expected refuse or drop, found 'ignore'"),
-        ("gpus: 0", "gpus"),
         ("gpus: 1.0", "gpus: expected an integer from 1 to 1024, found 1.0"),
         ("gpus: true", "gpus: expected an integer from 1 to 1024, found true"),
         ("seeds: [0, 0]", "seeds: an item is repeated; keep one, found [0, 0]"),
@@ -126,29 +122,22 @@ def test_later_layers_override_earlier_ones(project):
         ("model: ../experiments/baseline", "model: there is no folder ../experiments/baseline; correct the path"),
         ("dataset: 'a{b}'", "dataset: must be a path without braces"),
         ("evaluate: {question_prompt: Answer}", "evaluate.question_prompt: must hold {question} once, and no other"),
-        ("evaluate: {question_prompt: '{question} {question}'}", "must hold {question} once"),
         (
             "evaluate: {question_prompt: '{question}<unused0>'}",
             "must hold {question} once, and no other braces or control",
         ),
         ("evaluate: {caption_question: '<image> What?'}", "evaluate.caption_question: must hold no control token"),
         ("evaluate: {question_prompt: '{question!r}'}", "must hold {question} once"),
-        ("evaluate: {question_prompt: '{question[0]} {question}'}", "must hold {question} once"),
         (
             "pretrain: {activation_checkpointing: often}",
             "true or false or an integer from 1 to 1024 or auto, found 'often'",
         ),
         ("finetune: 2", "finetune: expected keys and values, found 2; put them in braces, as in {global_batch_size:"),
         ("description: null", "description: expected a string, found null"),
-        ("model: zebra-9000b", "known are"),
-        ("pretrain: {loader_workers: 10000}", "expected an integer from 0 to 256 or auto, found 10000"),
         ("finetune: {lora: {r: 1000000000}}", "finetune.lora.r: expected an integer from 1 to 65536, found 1000000000"),
-        ("filter: {processes: 1000000}", "expected an integer from 1 to 4096 or null, found 1000000"),
         ("sources: {a: 1.0e+308}", "sources.a: expected a number from 0 to 1000000000, found 1e+308"),
         ("seeds: '0,1'", "at most 1000, found '0,1'; put the items in brackets, as in [0,1]"),
         ("dataset: ''", "dataset: the value is empty; give one, or leave the key out"),
-        ("- a list", "expected keys and values, found a list"),
-        ("a: [1", "not valid YAML"),
     ],
 )
 def test_an_invalid_setting_is_refused_with_key_and_remedy(project, text, message):
@@ -156,7 +145,7 @@ def test_an_invalid_setting_is_refused_with_key_and_remedy(project, text, messag
     with pytest.raises(InputError) as error:
         merge_experiment("mine", {})
     assert message in str(error.value)
-    assert "\n" not in str(error.value) or "YAML" in message
+    assert "\n" not in str(error.value)
 
 
 def test_a_renamed_key_is_refused_with_its_new_name(project):
@@ -166,18 +155,6 @@ def test_a_renamed_key_is_refused_with_its_new_name(project):
         Runs({"report": {"anyway": True}})
 
 
-def test_a_missing_file_lists_the_existing_ones(project):
-    images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
-    config = merge_experiment("baseline", {"recipe": "nosuch", "finetune": {"deepspeed": "zero9"}})
-    with pytest.raises(InputError, match="recipe: there is no .*nosuch.yaml; known are .*baseline"):
-        STAGES["filter"].settings(config, images)
-    with pytest.raises(
-        InputError,
-        match="finetune.deepspeed: there is no .*zero9.json; did you mean 'zero3'. Known are .*zero3_offload",
-    ):
-        STAGES["finetune"].settings(config, images)
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -185,17 +162,18 @@ def test_a_missing_file_lists_the_existing_ones(project):
         ("/", "dataset: '/' holds all files of the machine; name the folder of the data"),
         ("nowhere", "'nowhere' is neither a folder, nor a file, nor a name in config/datasets; known are"),
         ("/no/such/folder", "correct the path"),
+        ("mine", "pretrain.imags: unknown key; did you mean 'images'"),
+        (".", "the folder 'a{b}' must have no braces, quotes"),
     ],
 )
-def test_a_value_that_is_not_a_dataset_is_refused(project, value, message):
+def test_a_value_that_is_not_a_dataset_is_refused(project, monkeypatch, value, message):
+    (project / "config/datasets/mine.yaml").write_text("pretrain: {file: a.jsonl, imags: b}", encoding="utf-8")
+    if value == ".":
+        (project / "a{b}").mkdir()
+        (project / "a{b}/pairs.jsonl").touch()
+        monkeypatch.chdir(project / "a{b}")
     with pytest.raises(InputError, match=message):
         resolve_dataset(value)
-
-
-def test_dataset_files_are_checked(project):
-    (project / "config/datasets/mine.yaml").write_text("pretrain: {file: a.jsonl, imags: b}", encoding="utf-8")
-    with pytest.raises(InputError, match="pretrain.imags: unknown key; did you mean 'images'"):
-        resolve_dataset("mine")
 
 
 def test_moving_the_project_rewrites_training_files(project, tmp_path, monkeypatch):
@@ -216,11 +194,11 @@ def test_modules_of_a_script_are_found_transitively():
     assert not names("filter_data.py") & {"trainer.py", "vqa.py"}
 
 
-@pytest.mark.parametrize("script", ["filter_data.py", "synthesize_captions.py", "dj2mgm/juicer/engine.py"])
-def test_every_operator_is_a_module_of_recipe_scripts(script):
+def test_every_operator_is_a_module_of_recipe_scripts():
     """Operators import each other relatively, as Data-Juicer requires."""
     scripts = PROJECT / "workflow_scripts"
-    assert set((scripts / "dj2mgm/juicer/operators").rglob("*.py")) < set(find_modules(scripts / script))
+    for script in ("filter_data.py", "synthesize_captions.py", "analyze_data.py", "dj2mgm/juicer/engine.py"):
+        assert set((scripts / "dj2mgm/juicer/operators").rglob("*.py")) < set(find_modules(scripts / script)), script
 
 
 def integers_without_limits(schema: object, key: str = "") -> list[str]:
@@ -265,9 +243,7 @@ def test_strings_on_the_command_line_stay_unchanged(project):
     assert dict(merge_experiment("baseline", {"evaluate": texts}).evaluate).items() >= texts.items()
 
 
-@pytest.mark.parametrize(
-    "key", ["report", "challenge", "dataset", "model", "recipe", "without", "seeds", "description"]
-)
+@pytest.mark.parametrize("key", ["report", "dataset", "seeds"])
 def test_a_models_settings_have_only_its_keys(project, key):
     path = project / "config/models/mine.yaml"
     text = (project / "config/models/mgm-2b.yaml").read_text(encoding="utf-8")
@@ -339,8 +315,8 @@ def test_a_deepspeed_file_is_checked_before_the_stage(project, changed, message)
 def test_a_deepspeed_name_with_suffix_is_refused(project):
     with pytest.raises(InputError, match=r"found zero2.json; set finetune.deepspeed: zero2, without .json"):
         read_deepspeed("zero2.json", "finetune.deepspeed")
-    with pytest.raises(InputError, match="there is no config/deepspeed/zero9.json.json"):
-        read_deepspeed("zero9.json", "finetune.deepspeed")
+    with pytest.raises(InputError, match="there is no .*zero9.json; did you mean 'zero3'. Known are .*zero3_"):
+        read_deepspeed("zero9", "finetune.deepspeed")
 
 
 def test_a_deepspeed_file_may_fix_the_sizes_of_the_settings(project):
@@ -351,15 +327,6 @@ def test_a_deepspeed_file_may_fix_the_sizes_of_the_settings(project):
     config = merge_experiment("baseline", {"finetune": {"deepspeed": "mine"} | sizes})
     images = dict.fromkeys(("pretrain", "finetune", "evaluation"), ".")
     assert STAGES["finetune"].settings(config, images).deepspeed == content
-
-
-def test_a_folder_with_braces_cannot_be_a_dataset(project, monkeypatch):
-    folder = project / "a{b}"
-    folder.mkdir()
-    (folder / "pairs.jsonl").touch()
-    monkeypatch.chdir(folder)
-    with pytest.raises(InputError, match="the folder 'a{b}' must have no braces, quotes"):
-        resolve_dataset(".")
 
 
 def test_the_folder_of_a_model_is_checked_before_anything_runs(project, tmp_path):

@@ -21,7 +21,7 @@ from dj2mgm.settings.string_formats import check_format, check_paths, compile_se
 
 
 # half of all strings are not valid names
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from(string.punctuation + " \n"), min_size=1, max_size=8))
 def test_an_accepted_name_reaches_a_cluster_job_unchanged(name):
     assume(has_format("folder", name))
@@ -30,24 +30,14 @@ def test_an_accepted_name_reaches_a_cluster_job_unchanged(name):
     assert flag == "--target-jobs" and parse_target_jobs_cli_args(arguments) == [spec]
 
 
-@pytest.mark.parametrize("name", ["a/b", "it's", 'a"b', "a,b", "a\\b", "a{x}", "a\nb", "a\xa0b", "", " ", ".."])
-def test_impossible_names_of_folders_or_jobs_are_refused(name):
-    assert not has_format("folder", name) and not has_format("name", name)
-
-
-@pytest.mark.parametrize("name", ["baseline", "a.b", "a+b", "x|y", "Bilder ü", "山", "-a", "$(touch X)", "a;b", "[1]*"])
-def test_other_folder_names_are_accepted(name):
-    assert has_format("folder", name)
-
-
-@pytest.mark.parametrize("name", ["a.b", "a-b_1", "007", "_x"])
-def test_names_of_files_in_config_are_accepted(name):
-    assert has_format("name", name)
-
-
-@pytest.mark.parametrize("name", ["a+b", "x|y", "Bilder ü", "-a", ".a", "a.", "a;b", "a b", "a" * 101])
-def test_other_names_of_files_in_config_are_refused(name):
-    assert not has_format("name", name)
+def test_names_of_folders_and_of_files_in_config():
+    impossible = ("a/b", "it's", 'a"b', "a,b", "a\\b", "a{x}", "a\nb", "a\xa0b", "", " ", "..")
+    folders = ("a+b", "x|y", "Bilder ü", "山", "-a", "$(touch X)", "a;b", "[1]*")
+    names = ("baseline", "a.b", "a-b_1", "007", "_x")
+    assert not [name for name in impossible if has_format("folder", name) or has_format("name", name)]
+    assert [name for name in (*folders, *names) if not has_format("folder", name)] == []
+    assert [name for name in names if not has_format("name", name)] == []
+    assert [name for name in (*folders, ".a", "a.", "a b", "a" * 101) if has_format("name", name)] == []
 
 
 def test_a_path_with_braces_is_named():
