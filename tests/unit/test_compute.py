@@ -86,7 +86,7 @@ def test_a_script_sets_the_environment_before_it_imports_torch():
 )
 def test_the_users_own_variables_win(own, expected):
     others = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    code = "import os, dj2mgm; before = dict(os.environ); import dj2mgm.torch_environment as environment; "
+    code = "import os; before = dict(os.environ); import dj2mgm.torch_environment as environment; "
     code += "assert before == os.environ, 'the import sets variables'; environment.set_torch_environment(); "
     code += "print(os.getenv('GOMP_SPINCOUNT'), os.getenv('OMP_WAIT_POLICY'))"
     environment = others | own | {"PYTHONPATH": str(SCRIPTS)}
