@@ -13,22 +13,17 @@ FILES = {"textvqa": {"questions": "q.jsonl", "answers": "a.json", "images": "im"
 
 
 def test_the_challenge_names_missing_files_of_benchmarks(write):
-    with pytest.raises(InputError, match="benchmarks.textvqa.images, benchmarks.mmbench.questions: name them"):
-        build_challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
-
-
-def test_a_scored_benchmark_must_have_files(write):
-    path = Path("config/config.yaml")
-    settings = read_yaml(path)
-    write_yaml(path, settings | {"benchmarks": {"textvqa": FILES["textvqa"]}})
-    with pytest.raises(InputError, match="the challenge needs benchmarks.mmbench: name them"):
-        build_challenge_settings(Runs({}))
-
-
-def test_the_challenge_needs_valid_experiments(write):
     write("bad", nonsense=1)
     with pytest.raises(InputError, match="bad"):
         build_challenge_settings(Runs({"report": {"experiments": ["baseline", "bad"]}, "benchmarks": FILES}))
+    with pytest.raises(InputError, match="benchmarks.textvqa.images, benchmarks.mmbench.questions: name them"):
+        build_challenge_settings(Runs({"benchmarks": {"textvqa": {"questions": "q.jsonl", "answers": "a.json"}}}))
+    stages = Runs({"benchmarks": {"textvqa": FILES["textvqa"]}}).first_seed("baseline").settings
+    assert "benchmarks/textvqa" in stages and "benchmarks/mmbench" not in stages
+    path = Path("config/config.yaml")
+    write_yaml(path, read_yaml(path) | {"benchmarks": {"textvqa": FILES["textvqa"]}})
+    with pytest.raises(InputError, match="the challenge needs benchmarks.mmbench: name them"):
+        build_challenge_settings(Runs({}))
 
 
 def test_the_challenge_has_all_seeds_of_its_experiments(write):
@@ -48,8 +43,3 @@ def test_the_challenge_has_all_seeds_of_its_experiments(write):
         "mmbench": "results/shapes/tiny/baseline/seed-2/benchmarks/mmbench",
     }
     assert challenge["scores"]["mmbench"]["variant"] == "circular"
-
-
-def test_a_benchmark_without_files_is_not_a_stage(write):
-    stages = Runs({"benchmarks": {"mmbench": FILES["mmbench"]}}).first_seed("baseline").settings
-    assert "benchmarks/mmbench" in stages and "benchmarks/textvqa" not in stages

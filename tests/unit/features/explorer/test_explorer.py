@@ -5,8 +5,6 @@ import http.client
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from html import unescape
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
+import explore
 from dj2mgm.errors import InputError
 from dj2mgm.features.explorer import explorer_page
 from dj2mgm.features.explorer.explorer_page import write_explorers
@@ -34,11 +33,10 @@ from dj2mgm.reporting.verdicts.assessment import Assessment
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from drawn_datasets import draw_dataset
 from explorer_results import MARKUP, format_row_id, write_run
-from paths import PROJECT
 from report_results import FILTER_RECIPE, SYNTHESIS_RECIPE, write_results
+from run_main import run_main
 
 ROWS = 3000
-SCRIPT = PROJECT / "workflow_scripts/explore.py"
 
 
 @pytest.fixture(scope="module")
@@ -172,16 +170,10 @@ def test_unusable_folders_are_reported_in_one_sentence(tmp_path, change, message
         read_results(folder)
 
 
-def test_folders_with_the_same_name_are_rejected(results):
-    with pytest.raises(InputError, match="2 of the folders are named run"):
-        Explorer([results, results], {})
-
-
-def test_a_page_is_written_to_an_existing_folder(run, tmp_path):
+def test_a_page_is_written_to_an_existing_folder(run, tmp_path, capsys):
     for output in (tmp_path / "none/page.html", tmp_path):
-        command = [sys.executable, SCRIPT, str(run), "--output", str(output)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        done = run_main(explore, str(run), "--output", str(output), capture=capsys)
+        assert (done.status, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "name a file in an existing folder" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -226,7 +218,7 @@ def request_page(
     return answer.status, answer.read(), dict(answer.getheaders())
 
 
-@pytest.mark.parametrize("host", ["example.org", "localhost.evil.org", "127.0.0.1", "[::1]:80"])
+@pytest.mark.parametrize("host", ["localhost.evil.org", "127.0.0.1"])
 def test_another_host_or_a_wrong_token_is_refused(server, host):
     assert request_page(server, "explorer/run.html")[0] == 200
     assert request_page(server, "explorer/run.html", host=host)[0] == 403
@@ -336,7 +328,7 @@ def test_requests_for_rows_and_searches_are_answered(server):
     assert request_page(server, "report%2Ehtml")[2]["Content-Security-Policy"] == policy
 
 
-@pytest.mark.parametrize("name", ["my photos", "a#b", "a?b", "a%41b", "照片"])
+@pytest.mark.parametrize("name", ["a#b?", "a%41b", "照片"])
 def test_a_name_that_needs_quoting_in_urls_is_served(results, name):
     server = Server(Explorer([Results(name, results.tables[:1], "")], {}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -361,14 +353,8 @@ def test_taken_port_is_reported(server, results):
         Server(Explorer([results], {}), server.server_port)
     with pytest.raises(InputError, match="port 70000 cannot be opened"):
         Server(Explorer([results], {}), 70000)
-
-
-def test_statistics_of_a_run_fill_the_columns(results, run):
-    pairs = results.tables[0]
-    indices = {row["id"]: index for index, row in enumerate(pairs.texts)}
-    for row in list(read_jsonl(run / "filter/stats.jsonl"))[:50]:
-        assert pairs.columns["filter/text_len"].values[indices[row["id"]]] == row["text_len"]
-        assert pairs.columns["filter/image_width"].values[indices[row["id"]]] == row["image_width"][0]
+    with pytest.raises(InputError, match="2 of the folders are named run"):
+        Explorer([results, results], {})
 
 
 def test_pages_are_written_with_a_report_unless_they_are_large(run, tmp_path, monkeypatch, capsys):

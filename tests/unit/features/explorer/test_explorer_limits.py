@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
@@ -64,17 +63,11 @@ def test_movable_limits_agree_with_the_operators(tmp_path, monkeypatch):
     assert pairs.steps[-2].dropped > 0
 
 
-@pytest.mark.parametrize("operator", sorted({operator for operator, _ in read_statistic_operators().values()}))
-def test_defaults_from_the_source_code_equal_the_classes(operator):
-    limit_arguments = {
-        argument
-        for name, arguments in read_statistic_operators().values()
-        if name == operator
-        for argument in arguments.values()
-    }
-    for name in {operator, f"batched_{operator}"} & set(OPERATORS.modules):
-        parameters = inspect.signature(OPERATORS.modules[name].__init__).parameters
-        defaults = read_defaults(name)
-        assert {argument: parameters[argument].default for argument in defaults} == defaults
-        for argument in limit_arguments & set(parameters) - set(defaults):
-            assert parameters[argument].default >= UNLIMITED_FROM
+def test_defaults_from_the_source_code_equal_the_classes():
+    for operator, arguments in read_statistic_operators().values():
+        for name in {operator, f"batched_{operator}"} & set(OPERATORS.modules):
+            parameters = inspect.signature(OPERATORS.modules[name].__init__).parameters
+            defaults = read_defaults(name)
+            assert {argument: parameters[argument].default for argument in defaults} == defaults, name
+            for argument in {*arguments.values()} & set(parameters) - set(defaults):
+                assert parameters[argument].default >= UNLIMITED_FROM, (name, argument)

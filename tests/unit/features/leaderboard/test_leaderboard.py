@@ -93,12 +93,6 @@ def test_a_decision_replaces_the_verdict_until_training_again(results):
     assert new.verdict == "Better"
 
 
-def test_the_command_to_run_is_shown_without_results(capsys, tmp_path):
-    output = tmp_path / "leaderboard/leaderboard.html"
-    done = run_main(write_leaderboard, f"--results={tmp_path}", f"--output={output}", capture=capsys)
-    assert done.status == 0 and "run one first, as in `snakemake baseline`" in done.stderr
-
-
 def test_incomplete_results_are_named_and_others_are_shown(results, capsys, tmp_path):
     write_text(results / "other/report/config.yaml", "{half")
     (results / "new/finetune/metrics.jsonl").unlink()
@@ -108,6 +102,9 @@ def test_incomplete_results_are_named_and_others_are_shown(results, capsys, tmp_
         write_leaderboard, f"--results={results}", f"--output={results}/leaderboard/leaderboard.html", capture=capsys
     )
     assert done.status == 0 and "with no experiment; 6 folders not shown" in done.stdout
+    empty = [f"--results={tmp_path}/none", f"--output={tmp_path}/none/leaderboard.html"]
+    done = run_main(write_leaderboard, *empty, capture=capsys)
+    assert done.status == 0 and "run one first, as in `snakemake baseline`" in done.stderr
     page = (results / "leaderboard/leaderboard.html").read_text(encoding="utf-8")
     text = Elements(page[page.index("<main>") : page.index("<script")]).text()
     for text_part in (

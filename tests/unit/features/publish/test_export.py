@@ -124,8 +124,8 @@ def test_a_failed_export_keeps_the_previous_one(export, tmp_path, monkeypatch, c
     assert json.loads(before.splitlines()[0])["about"]["score"] == 2.0
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_an_undecodable_image_is_named_with_its_row(export, tmp_path, kind):
+def test_an_undecodable_image_is_named_with_its_row(export, tmp_path):
     (tmp_path / "images/4.PNG").write_bytes(b"no image")
-    with pytest.raises(AssertionError, match=r"row 'web/4': .*4.PNG cannot be exported .*; replace the image"):
-        export(kind)
+    for kind in WRITERS:
+        with pytest.raises(AssertionError, match=r"row 'web/4': .*4.PNG cannot be exported .*; replace the image"):
+            export(kind)

@@ -185,13 +185,20 @@ def test_only_training_is_cheaper_on_fewer_rows():
 DESIGN = SearchDesign(trainings=10, batch=20, rungs=[0.125, 0.5, 1.0], keep=0.25)
 
 
-@pytest.mark.parametrize("searches", [40, pytest.param(1000, marks=pytest.mark.slow)])
-def test_identical_candidates_are_rarely_judged_better(searches):
+@pytest.mark.parametrize(
+    ("design", "searches"),
+    [
+        (DESIGN, 40),
+        pytest.param(DESIGN, 1000, marks=pytest.mark.slow),
+        pytest.param(SearchDesign(trainings=20, batch=20, rungs=[1.0]), 300, marks=pytest.mark.slow),
+    ],
+)
+def test_identical_candidates_are_rarely_judged_better(design, searches):
     verdicts = []
     for number in range(searches):
-        simulation = Simulation(DESIGN, number)
+        simulation = Simulation(design, number)
         history = simulation.finish()
-        assert len(history.collect_scores(0)) >= 28 and len(history.collect_scores(2)) >= 2
+        assert len(history.collect_scores(0)) >= 20 and len(history.collect_scores(len(design.rungs) - 1)) >= 2
         verdicts.append(simulation.decide())
     better = sum(verdict["base"] == "better" for verdict in verdicts) / searches
     better_than_all = sum({*verdict.values()} == {"better"} for verdict in verdicts) / searches
@@ -201,8 +208,8 @@ def test_identical_candidates_are_rarely_judged_better(searches):
 
 def test_a_planted_best_candidate_is_found_and_confirmed():
     winners, better = Counter(), 0
-    for number in range(50):
+    for number in range(20):
         simulation = Simulation(DESIGN, number, gains=(0.0, 0.0, 0.02, 0.04, 0.15))
         winners[simulation.finish().rank_trials(-1)[0]] += 1
         better += {*simulation.decide().values()} == {"better"}
-    assert winners["t4"] >= 45 and better >= 45
+    assert winners["t4"] >= 18 and better >= 18

@@ -62,14 +62,7 @@ def test_a_single_source_gives_its_own_model(tmp_path):
     torch.testing.assert_close(load_weights(tmp_path / "merged"), load_weights(first))
 
 
-def test_adapters_of_different_ranks_are_refused(tmp_path):
-    stages = [write_stage(tmp_path / "1", 1), write_stage(tmp_path / "2", 2, rank=4)]
-    (tmp_path / "merged").mkdir()
-    with pytest.raises(InputError, match="2/adapter/adapter_config.json: r differs from"):
-        merge_stages(dict.fromkeys(stages, 0.5), tmp_path / "merged")
-
-
-@pytest.mark.parametrize("changes", [{"alpha_pattern": {"0": 9}}, {"use_rslora": True}, {"bias": "all"}], ids=str)
+@pytest.mark.parametrize("changes", [{"alpha_pattern": {"0": 9}}, {"use_rslora": True}], ids=str)
 def test_adapters_that_are_not_plain_are_refused(changes, tmp_path):
     stages = [write_stage(tmp_path / name, 1) for name in ("1", "2")]
     for stage in stages:
@@ -80,10 +73,12 @@ def test_adapters_that_are_not_plain_are_refused(changes, tmp_path):
         merge_stages(dict.fromkeys(stages, 0.5), tmp_path / "merged")
 
 
-def test_a_truncated_adapter_is_named(tmp_path):
-    stages = [write_stage(tmp_path / name, 1) for name in ("1", "2")]
-    file = stages[1] / "adapter/adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
+def test_a_truncated_adapter_or_another_rank_is_named(tmp_path):
+    stages = [write_stage(tmp_path / "1", 1), write_stage(tmp_path / "2", 2, rank=4)]
     (tmp_path / "merged").mkdir()
+    with pytest.raises(InputError, match="2/adapter/adapter_config.json: r differs from"):
+        merge_stages(dict.fromkeys(stages, 0.5), tmp_path / "merged")
+    file = write_stage(tmp_path / "2", 2) / "adapter/adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(InputError, match="2/adapter/adapter_model.safetensors is damaged"):
         merge_stages(dict.fromkeys(stages, 0.5), tmp_path / "merged")

@@ -20,7 +20,7 @@ from dj2mgm.storage.files import write_jsonl, write_yaml
 from evaluated_runs import build_entry, write_dataset, write_run
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.2, 1.0, 5.0])
+@pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_shares_equal_kendalls_and_intervals_a_jackknife(noise):
     numbers = np.random.default_rng(0)
     own = numbers.standard_normal(24)

@@ -1,6 +1,7 @@
 """Studies: the variants of each design, and errors that are refused before anything runs."""
 
 import math
+import re
 import shutil
 import sys
 from collections import Counter
@@ -23,7 +24,7 @@ from dj2mgm.features.studies.study_inputs import (
 )
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.pages import build_page_settings
-from dj2mgm.storage.files import read_yaml, write_yaml
+from dj2mgm.storage.files import write_yaml
 from paths import PROJECT
 
 
@@ -134,18 +135,15 @@ def test_variants_can_change_arguments_sources_and_operators(write):
     assert shown[1] == changes["strict"] and shown[0]["recipe.text_length_filter"] is True
 
 
-def test_operators_can_be_enabled_again(write):
+def test_operators_that_are_left_out_can_be_enabled_again(write):
     write("experiments/less", without=["words_num_filter", "text_length_filter"])
     design = {"kind": "list", "variants": {"on": {"recipe.words_num_filter": True}}}
     write("studies/mine", experiment="less", design=design)
-    assert read_runs({}).experiments.configs["less-on"].without == ["text_length_filter"]
-
-
-def test_an_operator_that_is_already_left_out_changes_nothing(write):
-    write("experiments/less", without=["words_num_filter", "text_length_filter"])
     design = {"kind": "ablation", "operators": ["words_num_filter", "image_size_filter"]}
-    write("studies/mine", experiment="less", design=design)
-    assert list_study_experiments(read_runs({}), "mine") == ["less", "less-without-image_size_filter"]
+    write("studies/others", experiment="less", design=design)
+    runs = read_runs({})
+    assert runs.experiments.configs["less-on"].without == ["text_length_filter"]
+    assert list_study_experiments(runs, "others") == ["less", "less-without-image_size_filter"], "one changes nothing"
 
 
 def test_the_order_of_changes_of_a_variant_has_no_effect(write):
@@ -331,172 +329,153 @@ def test_a_search_does_not_continue_without_its_experiment(write):
 RANKS = grid(**{"finetune.lora.r": [8]})
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({}, "design: the key is missing"),
-        ({"design": RANKS, "pages": {}}, "pages: unknown key; did you mean 'page'"),
-        (
-            {"design": {"kind": "gridd"}},
-            "expected ablation, curve, grid, list, sample or search, found 'gridd'",
-        ),
-        ({"design": RANKS, "experiment": "basline"}, "experiment: there is no experiment 'basline'; did you mean"),
-        ({"design": grid(**{"finetune.lora.rr": [8]})}, r"finetune.lora.rr: unknown key"),
-        ({"design": grid(**{"finetun.lora.r": [8]})}, "finetun: unknown key; did you mean 'finetune'"),
-        ({"design": grid(**{"finetune.lora.r": [0]})}, "finetune.lora.r: expected an integer from 1"),
-        ({"design": grid(**{"finetune.lora.r": []})}, "design.space.finetune.lora.r: expected a list with at least"),
-        (
-            {"design": grid(**{"finetune.lora": [None], "finetune.lora.r": [8]})},
-            "finetune.lora contains finetune.lora.r",
-        ),
-        ({"design": grid(**{"recipe.word_num_filter.max_num": [8]})}, "'word_num_filter'; did you mean 'words_num_fil"),
-        ({"design": grid(**{"recipe.words_num_filter.max": [8]})}, "no argument 'max'; the nearest one is 'max_num'"),
-        ({"design": grid(**{"recipe.words_num_filter": [8]})}, "recipe.words_num_filter: expected true or false"),
-        (
-            {"design": grid(**{"recipe.words_num_filter.min_num": [9], "recipe.words_num_filter.max_num": [8]})},
-            "min_num 9 is above max_num 8",
-        ),
-        ({"design": grid(**{"experiment": ["dj_synth"]})}, "experiment: the setting applies to all experiments"),
-        (
-            {"design": grid(**{"finetune.lora.r": [*range(1, 41)], "finetune.lora.alpha": [*range(1, 41)]})},
-            "the grid has 1600 variants, but at most 1000 are possible",
-        ),
-        ({"design": {"kind": "list", "variants": {"../x": {"finetune.epochs": 2}}}}, "../x: must be a name"),
-        (
-            {"design": {"kind": "list", "variants": {"A": {"finetune.epochs": 2}, "a": {"finetune.epochs": 3}}}},
-            "cannot tell baseline-A and baseline-a apart",
-        ),
-        ({"design": {"kind": "search", "space": {"evaluate.judge_clip": ["a", "b"]}}}, "a search cannot vary it"),
-        ({"design": RANKS, "proportional": {"finetune.lora.r": "finetune.lora.r"}}, "the variants set finetune.lo"),
-        (
-            {"design": RANKS, "proportional": {"finetune.epochs": "finetune.max_steps"}},
-            "no variant sets finetune.max",
-        ),
-        ({"design": RANKS, "proportional": {"finetune.deepspeed": "finetune.lora.r"}}, "must be numbers"),
-        ({"design": RANKS, "page": {"reference": "lora-r9"}}, "page.reference: no variant is 'lora-r9'; did you mean"),
-        ({"design": {"kind": "sample", "points": 2}}, "design: nothing varies; state `space` or `mixture`"),
-        (
-            {"design": {"kind": "sample", "points": 2, "space": {"finetune.lora.r": [4, 8]}, "merged": 5}},
-            "design.merged: models are merged for mixtures; state `mixture` without `space`",
-        ),
-        (
-            {"design": {"kind": "sample", "points": 5, "mixture": {"sources": ["a", "b"]}, "merged": 5}},
-            "design.points: 5 trained mixtures cannot show that merging orders mixtures as training does",
-        ),
-        (
-            {"design": {"kind": "search", "goals": {"vqa_acuracy": 1}}},
-            "design.goals.vqa_acuracy: unknown key; did you mean 'vqa_accuracy'",
-        ),
-        ({"design": {"kind": "search", "goals": {"gpu_hours": 0.01}}}, "design.goals.gpu_hours: expected"),
-        ({"design": {"kind": "search", "goals": {"gpu_hours": -1}}}, "gpu_hours alone chooses the cheapest variant"),
-        (
-            {"design": {"kind": "search", "space": {"finetune.lora.r": {"low": 4, "high": 8, "step": 2}}}},
-            "design.space.finetune.lora.r.step: unknown key; known are high, log, low",
-        ),
-        (
-            {"design": {"kind": "search", "space": {"recipe.text_length_filter.max_len": {"low": 10.5, "high": 90.5}}}},
-            r"with recipe.text_length_filter.max_len: [\d.]+: .*'max_len' must be a whole number",
-        ),
-        (
-            {"design": {"kind": "search", "space": {"jsonl.fraction.a": [0.5, 0.7]}, "rungs": [0.5, 1.0]}},
-            "jsonl.fraction.a: another change replaces fraction as a whole",
-        ),
-        (
-            {"design": {"kind": "sample", "points": 8, "space": {"finetune.lora.r": [4, 8]}}},
-            "design.points: the space has 2 points, fewer than 8; state 2",
-        ),
-        (
-            {
-                "design": {
-                    "kind": "list",
-                    "variants": {f"r{rank}": {"finetune.lora.r": rank} for rank in range(1, 1002)},
-                }
-            },
-            "design.variants: 1001 variants, but at most 1000 are possible",
-        ),
-        (
-            {
-                "design": {
-                    "kind": "list",
-                    "variants": {"a": {"finetune.lora.r": 4}, "b": {"gpus": 2}, "c": {"finetune": {"lora": {"r": 4}}}},
-                }
-            },
-            "design.variants.c: it changes the same as a; remove one of them",
-        ),
-        (
-            {"design": {"kind": "curve", "fractions": [0.5]}},
-            "design.fractions: expected a list with at least 2 entries",
-        ),
-        (
-            {"design": {"kind": "search", "trainings": 0}},
-            "design.trainings: expected an integer from 1 to 1000, found 0",
-        ),
-        (
-            {"design": {"kind": "search", "rungs": [0.5, 0.25, 1.0]}},
-            r"design.rungs: expected rising shares up to 1, as \[0.125, 0.5, 1.0\]",
-        ),
-        (
-            {"design": {"kind": "search", "space": {"finetune.lora.r": "auto"}, "trainings": 1, "rungs": [0.125, 1.0]}},
-            "design.trainings: 1 is less than the 1.125 that one variant costs in all rungs; raise it",
-        ),
-        ({"design": {}}, "design.kind: the key is missing; expected ablation, curve, grid, list, sample or search"),
-        (
-            {"design": {"kind": "search", "space": {"shares.a": [0.1, 0.2]}, "mixture": {"sources": ["a", "b"]}}},
-            "design.space.shares.a: `mixture` varies the shares, too; keep one of them",
-        ),
-        (
-            {"design": {"kind": "sample", "points": 2, "space": {"finetune.lora.r": {"low": 9, "high": 4}}}},
-            "low, 9, must be below high, 4",
-        ),
-        (
-            {"design": {"kind": "sample", "points": 2, "space": {"finetune.epochs": "auto"}}},
-            "finetune.epochs: the setting declares no range; state {low, high}",
-        ),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_an_error_in_a_study_fails_only_its_target(write, values, message):
-    write("studies/mine", **values)
+ERRORS = [
+    ({}, "design: the key is missing"),
+    ({"design": RANKS, "pages": {}}, "pages: unknown key; did you mean 'page'"),
+    (
+        {"design": {"kind": "gridd"}},
+        "expected ablation, curve, grid, list, sample or search, found 'gridd'",
+    ),
+    ({"design": RANKS, "experiment": "basline"}, "experiment: there is no experiment 'basline'; did you mean"),
+    ({"design": grid(**{"finetun.lora.r": [8]})}, "finetun: unknown key; did you mean 'finetune'"),
+    ({"design": grid(**{"finetune.lora.r": [0]})}, "finetune.lora.r: expected an integer from 1"),
+    ({"design": grid(**{"finetune.lora.r": []})}, "design.space.finetune.lora.r: expected a list with at least"),
+    (
+        {"design": grid(**{"finetune.lora": [None], "finetune.lora.r": [8]})},
+        "finetune.lora contains finetune.lora.r",
+    ),
+    ({"design": grid(**{"recipe.word_num_filter.max_num": [8]})}, "'word_num_filter'; did you mean 'words_num_fil"),
+    ({"design": grid(**{"recipe.words_num_filter.max": [8]})}, "no argument 'max'; the nearest one is 'max_num'"),
+    ({"design": grid(**{"recipe.words_num_filter": [8]})}, "recipe.words_num_filter: expected true or false"),
+    (
+        {"design": grid(**{"recipe.words_num_filter.min_num": [9], "recipe.words_num_filter.max_num": [8]})},
+        "min_num 9 is above max_num 8",
+    ),
+    ({"design": grid(**{"experiment": ["dj_synth"]})}, "experiment: the setting applies to all experiments"),
+    (
+        {"design": grid(**{"finetune.lora.r": [*range(1, 41)], "finetune.lora.alpha": [*range(1, 41)]})},
+        "the grid has 1600 variants, but at most 1000 are possible",
+    ),
+    ({"design": {"kind": "list", "variants": {"../x": {"finetune.epochs": 2}}}}, "../x: must be a name"),
+    (
+        {"design": {"kind": "list", "variants": {"A": {"finetune.epochs": 2}, "a": {"finetune.epochs": 3}}}},
+        "cannot tell baseline-A and baseline-a apart",
+    ),
+    ({"design": {"kind": "search", "space": {"evaluate.judge_clip": ["a", "b"]}}}, "a search cannot vary it"),
+    ({"design": RANKS, "proportional": {"finetune.lora.r": "finetune.lora.r"}}, "the variants set finetune.lo"),
+    (
+        {"design": RANKS, "proportional": {"finetune.epochs": "finetune.max_steps"}},
+        "no variant sets finetune.max",
+    ),
+    ({"design": RANKS, "proportional": {"finetune.deepspeed": "finetune.lora.r"}}, "must be numbers"),
+    ({"design": RANKS, "page": {"reference": "lora-r9"}}, "page.reference: no variant is 'lora-r9'; did you mean"),
+    ({"design": {"kind": "sample", "points": 2}}, "design: nothing varies; state `space` or `mixture`"),
+    (
+        {"design": {"kind": "sample", "points": 2, "space": {"finetune.lora.r": [4, 8]}, "merged": 5}},
+        "design.merged: models are merged for mixtures; state `mixture` without `space`",
+    ),
+    (
+        {"design": {"kind": "sample", "points": 5, "mixture": {"sources": ["a", "b"]}, "merged": 5}},
+        "design.points: 5 trained mixtures cannot show that merging orders mixtures as training does",
+    ),
+    (
+        {"design": {"kind": "search", "goals": {"vqa_acuracy": 1}}},
+        "design.goals.vqa_acuracy: unknown key; did you mean 'vqa_accuracy'",
+    ),
+    ({"design": {"kind": "search", "goals": {"gpu_hours": 0.01}}}, "design.goals.gpu_hours: expected"),
+    ({"design": {"kind": "search", "goals": {"gpu_hours": -1}}}, "gpu_hours alone chooses the cheapest variant"),
+    (
+        {"design": {"kind": "search", "space": {"finetune.lora.r": {"low": 4, "high": 8, "step": 2}}}},
+        "design.space.finetune.lora.r.step: unknown key; known are high, log, low",
+    ),
+    (
+        {"design": {"kind": "search", "space": {"recipe.text_length_filter.max_len": {"low": 10.5, "high": 90.5}}}},
+        r"with recipe.text_length_filter.max_len: [\d.]+: .*'max_len' must be a whole number",
+    ),
+    (
+        {"design": {"kind": "search", "space": {"jsonl.fraction.a": [0.5, 0.7]}, "rungs": [0.5, 1.0]}},
+        "jsonl.fraction.a: another change replaces fraction as a whole",
+    ),
+    (
+        {"design": {"kind": "sample", "points": 8, "space": {"finetune.lora.r": [4, 8]}}},
+        "design.points: the space has 2 points, fewer than 8; state 2",
+    ),
+    (
+        {
+            "design": {
+                "kind": "list",
+                "variants": {f"r{rank}": {"finetune.lora.r": rank} for rank in range(1, 1002)},
+            }
+        },
+        "design.variants: 1001 variants, but at most 1000 are possible",
+    ),
+    (
+        {
+            "design": {
+                "kind": "list",
+                "variants": {"a": {"finetune.lora.r": 4}, "b": {"gpus": 2}, "c": {"finetune": {"lora": {"r": 4}}}},
+            }
+        },
+        "design.variants.c: it changes the same as a; remove one of them",
+    ),
+    (
+        {"design": {"kind": "search", "rungs": [0.5, 0.25, 1.0]}},
+        r"design.rungs: expected rising shares up to 1, as \[0.125, 0.5, 1.0\]",
+    ),
+    (
+        {"design": {"kind": "search", "space": {"finetune.lora.r": "auto"}, "trainings": 1, "rungs": [0.125, 1.0]}},
+        "design.trainings: 1 is less than the 1.125 that one variant costs in all rungs; raise it",
+    ),
+    ({"design": {}}, "design.kind: the key is missing; expected ablation, curve, grid, list, sample or search"),
+    (
+        {"design": {"kind": "search", "space": {"shares.a": [0.1, 0.2]}, "mixture": {"sources": ["a", "b"]}}},
+        "design.space.shares.a: `mixture` varies the shares, too; keep one of them",
+    ),
+    (
+        {"design": {"kind": "sample", "points": 2, "space": {"finetune.lora.r": {"low": 9, "high": 4}}}},
+        "low, 9, must be below high, 4",
+    ),
+    (
+        {"design": {"kind": "sample", "points": 2, "space": {"finetune.epochs": "auto"}}},
+        "finetune.epochs: the setting declares no range; state {low, high}",
+    ),
+    (
+        {"experiment": "no_lora", "design": RANKS, "proportional": {"finetune.lora.alpha": "finetune.lora.r"}},
+        "the experiment's finetune.lora.alpha and finetune.lora.r must be numbers",
+    ),
+]
+
+
+def test_an_error_in_a_study_fails_only_its_target(write):
+    """All studies are in one configuration, which is read once."""
+    write("experiments/no_lora", finetune={"lora": None})
+    for number, (values, _) in enumerate(ERRORS):
+        write(f"studies/mine{number}", **values)
     runs = read_runs({})
-    with pytest.raises(InputError, match=message) as failure:
-        list_study_experiments(runs, "mine")
-    assert "config/studies/mine.yaml" in str(failure.value) or "baseline-" in str(failure.value)
+    for number, (values, message) in enumerate(ERRORS):
+        with pytest.raises(InputError) as failure:
+            list_study_experiments(runs, f"mine{number}")
+        assert re.search(message, str(failure.value)), values
+        assert f"config/studies/mine{number}.yaml" in str(failure.value) or "baseline-" in str(failure.value)
     build_page_settings(runs, list_study_experiments(runs, "lora_sweep"))
 
 
-def test_ranks_are_swept_only_if_lora_is_trained(write):
-    write("experiments/mine", finetune={"lora": None})
-    ties = {"finetune.lora.alpha": "finetune.lora.r"}
-    write("studies/ranks", experiment="mine", design=RANKS, proportional=ties)
-    with pytest.raises(InputError, match="the experiment's finetune.lora.alpha and finetune.lora.r must be numbers"):
-        list_study_experiments(read_runs({}), "ranks")
-
-
-def test_a_variant_cannot_have_the_name_of_a_file(write):
+def test_names_of_studies_and_variants_are_unique(write):
     write("experiments/baseline-full", description="mine")
+    write("experiments/ablation", description="mine")
+    for name in ("baseline-lora-r8", "plan", "filter_data", "datasets"):
+        write(f"studies/{name}", design=RANKS)
     runs = read_runs({})
+    assert runs.first_seed("baseline-full").config.description == "mine"
     with pytest.raises(InputError, match="baseline-full.yaml: config/studies/lora_vs_full.yaml uses this name"):
         list_study_experiments(runs, "lora_vs_full")
-    assert runs.first_seed("baseline-full").config.description == "mine"
-
-
-def test_a_study_cannot_have_the_name_of_a_variant(write):
-    write("studies/baseline-lora-r8", design=RANKS)
     with pytest.raises(InputError, match="baseline-lora-r8.yaml: config/studies/lora_sweep.yaml uses this name"):
-        list_study_experiments(read_runs({}), "lora_sweep")
-
-
-def test_an_error_names_a_study_with_the_name_of_an_experiment(write):
-    write("experiments/ablation", description="mine")
+        list_study_experiments(runs, "lora_sweep")
     expected = "config/studies/ablation.yaml: ablation is an experiment (config/experiments/ablation.yaml); rename"
-    assert expected in read_runs({}).experiments.list_warnings()[0]
-
-
-@pytest.mark.parametrize("name", ["plan", "filter_data", "datasets"])
-def test_a_study_cannot_have_the_name_of_a_rule(write, name):
-    write(f"studies/{name}", design=RANKS)
-    with pytest.raises(InputError, match=f"{name} is a rule or a folder of results of the workflow; rename"):
-        read_runs({}).experiments.require(name)
+    assert [warning for warning in runs.experiments.list_warnings() if expected in warning]
+    for name in ("plan", "filter_data", "datasets"):
+        with pytest.raises(InputError, match=f"{name} is a rule or a folder of results of the workflow; rename"):
+            runs.experiments.require(name)
 
 
 def test_settings_of_a_study_are_refused_on_the_command_line(write):
@@ -504,8 +483,7 @@ def test_settings_of_a_study_are_refused_on_the_command_line(write):
         read_runs({"ablation": {"operators": []}})
 
 
-@pytest.mark.parametrize("variant", ["mine-strict", "mine-full", "mine-on"])
-def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, capsys, variant):
+def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, capsys):
     write("experiments/mine", finetune={"epochs": 2}, without=["words_num_filter"])
     variants = {
         "strict": {
@@ -518,27 +496,27 @@ def test_a_kept_variant_has_its_settings_and_fresh_seeds(write, monkeypatch, cap
     }
     ties = {"finetune.lora.alpha": "finetune.lora.r"}
     write("studies/kinds", experiment="mine", design={"kind": "list", "variants": variants}, proportional=ties)
-    runs = read_runs({"seeds": [0, 4], "model": "tiny-llava"})
-    write_yaml("results/kinds/config.yaml", build_study_settings(runs, "kinds"))
-    if variant == "mine-strict":  # as if it were a search's trial that drops rows
-        page = read_yaml("results/kinds/config.yaml")
-        trial = {"name": variant, "changes": {}, "scores": [0.5], "fewer_rows": True}
-        page["study"]["search"] = {"progress": "", "rungs": [1.0], "trials": [trial]}
+    page = build_study_settings(read_runs({"seeds": [0, 4], "model": "tiny-llava"}), "kinds")
+    for name in ("full", "on", "strict"):
+        command = f"snakemake decide --config model=tiny-llava experiment=kept-{name}"
+        if name == "strict":  # as if it were a search's trial that drops rows
+            trial = {"name": "mine-strict", "changes": {}, "scores": [0.5], "fewer_rows": True}
+            page["study"]["search"] = {"progress": "", "rungs": [1.0], "trials": [trial]}
+            command = "the other commands at the end of the search's page"
         write_yaml("results/kinds/config.yaml", page)
-    monkeypatch.setattr(sys, "argv", ["keep_variant.py", "results/kinds/config.yaml", variant, "kept"])
-    keep_variant.main()
-    command = "snakemake decide --config model=tiny-llava experiment=kept"
-    command = "the other commands at the end of the search's page" if variant == "mine-strict" else command
-    assert capsys.readouterr().out.endswith(f"next: {command}\n")
-    config, own = (
-        read_runs({"model": "tiny-llava"}).experiments.configs[name].model_dump() for name in ("kept", variant)
-    )
-    assert config.pop("seeds") == [5, 6]
-    assert config.pop("controls") == (["random"] if variant == "mine-strict" else [])
-    assert "of the study kinds" in config.pop("description")
-    assert config == {key: value for key, value in own.items() if key not in ("seeds", "description", "controls")}
-    with pytest.raises(SystemExit):
+        arguments = ["keep_variant.py", "results/kinds/config.yaml", f"mine-{name}", f"kept-{name}"]
+        monkeypatch.setattr(sys, "argv", arguments)
         keep_variant.main()
+        assert capsys.readouterr().out.endswith(f"next: {command}\n")
+        with pytest.raises(SystemExit):
+            keep_variant.main()
+    configs = read_runs({"model": "tiny-llava"}).experiments.configs
+    for name in variants:
+        config, own = configs[f"kept-{name}"].model_dump(), configs[f"mine-{name}"].model_dump()
+        assert config.pop("seeds") == [5, 6]
+        assert config.pop("controls") == (["random"] if name == "strict" else [])
+        assert "of the study kinds" in config.pop("description")
+        assert config == {key: value for key, value in own.items() if key not in ("seeds", "description", "controls")}
 
 
 STRICT = {"recipe.words_num_filter.max_num": 14}
