@@ -72,11 +72,11 @@ def test_stages_before_the_first_difference_are_shared(write, tmp_path):
 
 def test_selecting_instructions_repeats_no_stage_1(write):
     write(synthesize={"recipe": "dj_synth_instructions"})
+    write("random", jsonl={"same_size_as": "mine"})
     runs = Runs({})
     own = [stage for stage, owner in owners(runs, "mine").items() if owner == "mine"]
     assert own == ["synthesize", "jsonl", "finetune", "generate", "evaluate_clip", "evaluate_vqa"]
-    write("random", jsonl={"same_size_as": "mine"})
-    assert owners(Runs({}), "random")["pretrain"] == "baseline"
+    assert owners(runs, "random")["pretrain"] == "baseline"
     run = runs.first_seed("mine")
     assert runs.find_captioner_folder(run) == "results/shapes/tiny/baseline/finetune"
     assert run.settings["synthesize"].captioner.template["name"] != "plain"
@@ -100,10 +100,11 @@ def test_operators_for_instructions_need_their_rows(write, tmp_path):
     text = (tmp_path / "config/recipes/dj_synth_instructions.yaml").read_text(encoding="utf-8")
     recipe = tmp_path / "config/recipes/pairs.yaml"
     recipe.write_text(text.replace("rows: instructions", "rows: pairs"), encoding="utf-8")
-    write(synthesize={"recipe": "pairs"})
-    assert "instruction_synthesis_mapper reads questions" in str(Runs({}).experiments.errors["mine"])
-    write(synthesize={"recipe": "pairs"}, without=["instruction_synthesis_mapper", "round_trip_filter"])
-    assert "caption_agreement_filter reads questions" in str(Runs({}).experiments.errors["mine"])
+    write("all", synthesize={"recipe": "pairs"})
+    write("checks", synthesize={"recipe": "pairs"}, without=["instruction_synthesis_mapper", "round_trip_filter"])
+    errors = Runs({}).experiments.errors
+    assert "instruction_synthesis_mapper reads questions" in str(errors["all"])
+    assert "caption_agreement_filter reads questions" in str(errors["checks"])
 
 
 UNSUITABLE = [  # step of a recipe for instructions, captioner, and problem
@@ -149,11 +150,6 @@ def test_a_recipe_for_given_instructions_needs_some(write, tmp_path):
     assert "the dataset pairs has no instructions, which this recipe needs" in str(errors["given"])
     assert "written" not in errors and "baseline" not in errors
     assert "given" not in Runs({}).experiments.errors
-
-
-def test_a_recipe_for_instructions_cannot_be_a_filter(write):
-    write(recipe="dj_synth_instructions")
-    assert "name it in synthesize.recipe" in str(Runs({}).experiments.errors["mine"])
 
 
 def test_a_page_reads_the_leaks_of_its_search(write, tmp_path):
@@ -325,6 +321,7 @@ def test_an_error_names_the_experiment_and_the_key(write):
             "synthesize.openai.model is not set: name a model of http://localhost:8000/v1/models",
         ),
     }
+    cases["h"] = {"recipe": "dj_synth_instructions"}, "name it in synthesize.recipe"
     for name, (values, _) in cases.items():
         write(name, **values)
     errors = Runs({}).experiments.errors

@@ -108,7 +108,7 @@ def test_many_trainings_are_counted(runs):
     assert "  … and 14 more trainings" in summarize_jobs(runs, jobs, [replace(PAGE, files=("results/x.html",) * 9)])
 
 
-def test_a_recognized_dataset_that_is_made_is_not_described_again(tmp_path, runs):
+def test_a_recognized_dataset_is_described_until_it_is_made(tmp_path, runs):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/captions.jsonl").write_text(PAIR)
     runs = Runs({"dataset": "photos"})

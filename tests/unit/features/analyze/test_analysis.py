@@ -281,7 +281,7 @@ def test_settings_are_checked(change, message, data, tmp_path):
         analyze(recipe, settings.clip, data, tmp_path / "out")
 
 
-def test_outputs_do_not_depend_on_the_number_of_processes(data, analyzed, tmp_path):
+def test_the_analysis_is_the_same_with_more_processes(data, analyzed, tmp_path):
     values = {"image_root": str(data.parent), "recipe": {"process": RECIPE}, "clip": None, "cpu_threads": None}
     write_yaml(tmp_path / "config.yaml", values | {"processes": 2})
     script = [forked_python(), "workflow_scripts/analyze_data.py", "--config", str(tmp_path / "config.yaml")]

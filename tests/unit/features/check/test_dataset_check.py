@@ -227,7 +227,7 @@ def test_power_is_that_of_the_deciding_score(check, tmp_path):
     assert all(metric.sizes[0].difference.endswith(" points") for metric in metrics)
 
 
-def test_the_verdict_is_no_if_only_larger_differences_than_usual_are_found(check, tmp_path):
+def test_the_verdict_is_no_if_only_large_differences_are_found(check, tmp_path):
     write_pairs(tmp_path / "mine", {f"{number:03d}": "a caption" for number in range(240)})
     result = check("mine")
     [captions] = result.power

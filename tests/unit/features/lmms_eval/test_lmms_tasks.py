@@ -281,7 +281,7 @@ def test_a_second_paragraph_of_an_answer_is_scored(evaluated, tmp_path):
 
 
 @needs_lmms_eval
-def test_invalid_questions_are_refused_in_a_sentence(evaluated):
+def test_wrong_tasks_and_data_are_refused_in_a_sentence(evaluated):
     printed = [line for line in (evaluated / "refused.txt").read_text().splitlines() if line.startswith("error")]
     for line, (_, _, message) in zip(printed, REFUSED, strict=True):
         assert message in line

@@ -95,8 +95,8 @@ def test_a_sweep_keeps_the_alpha_ratio_and_shares_stage_1(write):
     assert changes == [{"finetune.lora.r": r, "finetune.lora.alpha": a} for r, a in ((16, 24), (8, 12))]
 
 
-def test_lora_is_compared_with_full_fine_tuning(write):
-    runs = read_runs({"finetune": {"lora": {"dropout": "0.05"}}})
+def test_variants_of_lora_override_the_command_line(write):
+    runs = read_runs({"finetune": {"lora": {"r": "64", "alpha": "128", "dropout": "0.05"}, "max_steps": "100"}})
     full, lora, every_layer = (
         runs.first_seed(name).settings["finetune"].file_content()
         for name in list_study_experiments(runs, "lora_vs_full")
@@ -106,15 +106,9 @@ def test_lora_is_compared_with_full_fine_tuning(write):
     changed = {key for key in full if full[key] != lora.get(key)}
     assert changed == {"lora", "deepspeed", "deepspeed_choices"}
     assert owners(runs, "baseline-full")["pretrain"] == "baseline"
-
-
-def test_variants_override_the_command_line(write):
-    runs = read_runs({"finetune": {"lora": {"r": "64", "alpha": "128"}, "max_steps": "100"}})
-    names = list_study_experiments(runs, "lora_sweep")
-    settings = {name: runs.first_seed(name).settings["finetune"] for name in names}
-    assert [stage_settings.lora.r for stage_settings in settings.values()] == [64, 8, 16, 32]
-    assert {stage_settings.lora.alpha / stage_settings.lora.r for stage_settings in settings.values()} == {2.0}
-    assert {stage_settings.max_steps for stage_settings in settings.values()} == {100}
+    swept = [runs.first_seed(name).settings["finetune"] for name in list_study_experiments(runs, "lora_sweep")]
+    assert [settings.lora.r for settings in swept] == [64, 8, 16, 32]
+    assert {(settings.lora.alpha / settings.lora.r, settings.max_steps) for settings in swept} == {(2.0, 100)}
 
 
 def test_variants_can_change_arguments_sources_and_operators(write):
@@ -580,17 +574,14 @@ def test_jobs_have_the_owners_of_their_command(write):
     assert run_as_snakemake(read_runs({}), *names) == run_as_snakemake(read_runs({}), *names)
 
 
-def test_ends_of_integer_axes_are_as_likely_as_other_integers():
+def test_integer_ends_of_axes(write):
     axis = Interval(low=1, high=3)
     counts = Counter(compute_axis_value(axis, (number + 0.5) / 300) for number in range(300))
-    assert counts == {1: 100, 2: 100, 3: 100}
+    assert counts == {1: 100, 2: 100, 3: 100}, "ends are as likely as other integers"
     assert [compute_axis_value(Interval(low=4, high=64, log=True), share) for share in (0, 1)] == [4, 64]
-
-
-def test_integer_ends_of_settings_with_decimals(write):
     space = {"finetune.learning_rate": {"low": 0, "high": 1}, "finetune.lora.r": {"low": 4, "high": 8}}
     write("studies/mine", design={"kind": "sample", "points": 4, "space": space})
     runs = read_runs({})
     changes = [runs.experiments.variants[name].settings for name in list_study_experiments(runs, "mine")[1:]]
-    assert len({change["finetune.learning_rate"] for change in changes}) == 4
+    assert len({change["finetune.learning_rate"] for change in changes}) == 4, "a setting with decimals"
     assert all(isinstance(change["finetune.lora.r"], int) for change in changes)
