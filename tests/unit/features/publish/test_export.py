@@ -64,8 +64,15 @@ def export(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_an_export_can_be_read_as_a_source(export, tmp_path, kind):
+def test_an_export_has_a_card_and_can_be_read_as_a_source(export, tmp_path, kind):
     folder = export(kind)
+    _, head, text = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    assert yaml.safe_load(head)["license"] == "cc-by-4.0" and yaml.safe_load(head)["size_categories"] == ["n<1K"]
+    assert re.search(r"^# `[^`]+`, `[^`]+`$", text, re.M)  # folder names may contain Markdown
+    assert "| web | table | CC-BY-4.0 | 12 |" in text and "| held out for evaluation | 12 | 3 | 9 |" in text
+    assert "A model wrote 1 of the captions." in text and ("about" in text) == (kind in ("dj", "llava"))
+    assert text.count("| `words_filter` | 9 | 4 | 5 |") == 2
+    assert "5 image–caption pairs" in text and "min_num: 3" in text and "`score`, `words`" in text
     reader, file = READ_AS.get(kind, (kind, ""))
     source = {"format": reader, "path": str(folder / file) if file else str(folder)}
     write_yaml(tmp_path / "config/datasets/again.yaml", {"sources": {"again": source}})
@@ -82,18 +89,6 @@ def test_huggingface_datasets_loads_the_export(export, tmp_path):
     assert [row["image"].size for row in rows] == [(9, 9 + number) for number in range(5)]
     assert rows["score"] == [2.0, 1.5, 2.5, 3.5, 4.5] and rows["words"] == [0, 1, 2, 3, 4]
     assert rows["original_caption"] == ["", "", "", "wrong", ""] and set(rows["source"]) == {"web"}
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_card_lists_sources_and_processing(export, kind):
-    card = (export(kind) / "README.md").read_text(encoding="utf-8")
-    _, head, text = card.split("---\n", 2)
-    assert yaml.safe_load(head)["license"] == "cc-by-4.0" and yaml.safe_load(head)["size_categories"] == ["n<1K"]
-    assert re.search(r"^# `[^`]+`, `[^`]+`$", text, re.M)  # folder names may contain Markdown
-    assert "| web | table | CC-BY-4.0 | 12 |" in text and "| held out for evaluation | 12 | 3 | 9 |" in text
-    assert "A model wrote 1 of the captions." in text and ("about" in text) == (kind in ("dj", "llava"))
-    assert text.count("| `words_filter` | 9 | 4 | 5 |") == 2
-    assert "5 image–caption pairs" in text and "min_num: 3" in text and "`score`, `words`" in text
 
 
 def test_file_suffixes_match_image_formats(export, tmp_path):
