@@ -174,12 +174,10 @@ def test_an_unreadable_deepspeed_file_is_refused(read, content, message):
     "value",
     [
         float("nan"),
-        float("inf"),
         10**30,
         date(2024, 1, 1),
         {1, 2},
         b"x",
-        {1: 2},
         {None: 1},
         "\udcfc",
         "a\0b",
