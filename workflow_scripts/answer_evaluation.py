@@ -18,7 +18,7 @@ with torch_imports():
     from dj2mgm.cli.messages import Progress
     from dj2mgm.compute import use_cpu_threads
     from dj2mgm.errors import InputError
-    from dj2mgm.evaluation.held_out_rows import draw_control_paths, locate_row_images
+    from dj2mgm.evaluation.groups import draw_control_paths, locate_row_images
     from dj2mgm.features.lmms_eval.exchange import cut_answer, find_stop_texts
     from dj2mgm.features.lmms_eval.lmms_eval_keys import AnswerSettings
     from dj2mgm.models.generators import open_generators

@@ -23,7 +23,7 @@ import merge_adapter
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.held_out_rows import draw_control_paths, draw_other_images, locate_row_images
+from dj2mgm.evaluation.groups import draw_control_paths, draw_other_images, locate_row_images
 from dj2mgm.models import greedy_search
 from dj2mgm.models.generators import _end_with_parent, open_generators
 from dj2mgm.models.mgm import mgm_generator

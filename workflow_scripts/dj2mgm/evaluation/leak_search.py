@@ -35,8 +35,7 @@ from dj2mgm.data.near_duplicates import (
 from dj2mgm.data.texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.benchmarks import load_benchmark
-from dj2mgm.evaluation.groups import HELD_OUT
-from dj2mgm.evaluation.held_out_rows import locate_row_images
+from dj2mgm.evaluation.groups import HELD_OUT, locate_row_images
 from dj2mgm.storage.files import find_files, list_files
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
 from dj2mgm.storage.streaming import DiskMap, map_in_order

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dj2mgm.data.images import encode_data_url, load_image
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.groups import Rows, estimate_metrics
-from dj2mgm.evaluation.held_out_rows import locate_row_images
+from dj2mgm.evaluation.groups import Rows, estimate_metrics, locate_row_images
 from dj2mgm.evaluation.vqa import measure_rows
 from dj2mgm.score_groups import DIFFERENCE, FINETUNED, OWN, PRETRAINED
 from dj2mgm.servers.chat_requests import ChatRequests
