@@ -78,14 +78,7 @@ def fail_to_ask(
     return answers, str(caught.value)
 
 
-def test_each_image_is_sent_once_and_gets_its_own_caption(images):
-    with ScriptedServer(reply_with_number) as server:
-        answers = ask(server, images)
-    assert answers == {index: Captions([f"picture {index}"], None, None, 10) for index in range(24)}
-    assert server.requests == 24 and set(server.request_counts.values()) == {1} and server.lists == 1
-
-
-def test_concurrency_limits_requests_in_flight(images):
+def test_images_are_sent_once_and_concurrency_limits_requests(images):
     eight = Barrier(8, timeout=10)
 
     def by_eights(request):
@@ -93,7 +86,9 @@ def test_concurrency_limits_requests_in_flight(images):
         return reply_with_number(request)
 
     with ScriptedServer(by_eights) as server:
-        assert len(ask(server, images, concurrency=8)) == 24
+        answers = ask(server, images, concurrency=8)
+    assert answers == {index: Captions([f"picture {index}"], None, None, 10) for index in range(24)}
+    assert server.requests == 24 and set(server.request_counts.values()) == {1} and server.lists == 1
     assert server.most_in_flight == 8
 
 
@@ -136,13 +131,10 @@ def test_the_request_is_a_chat_completion_with_a_scaled_image(images):
     "trouble",
     [
         Reply(500, "oops"),
-        Reply(502, "<html>bad gateway</html>"),
         Reply(429, "slow down"),
         Reply(200, "<html><body>Welcome</body></html>", {"Content-Type": "text/html"}),
         Reply(200, '{"choices": []}'),
-        Reply(200, '{"choices": [{"message": {"content": 3}}]}'),
         Reply(200, '{"error": {"message": "no capacity"}}'),
-        Reply(200, "[" * 100_000),
         Reply(200, '{"choices": [{"message": {"con'),
         replace(caption("cut"), action="truncate"),
         Reply(action="reset"),
@@ -162,22 +154,16 @@ def test_only_failed_requests_are_repeated(images, trouble):
     assert server.requests == 12 + 4 and set(server.caption_counts.values()) == {1}
 
 
-def test_an_image_without_an_answer_does_not_stop_others(images):
+@pytest.mark.parametrize(("status", "requests"), [(500, 3), (400, 1)])
+def test_an_image_without_an_answer_does_not_stop_others(images, capfd, status, requests):
+    """A server's failure is retried twice; a rejected request is not repeated."""
     with ScriptedServer(
-        lambda request: Reply(500, "oops") if read_number(request) == 3 else reply_with_number(request)
+        lambda request: Reply(status, "oops") if read_number(request) == 3 else reply_with_number(request)
     ) as server:
         answers = ask(server, images)
     assert set(answers) == set(range(24)) - {3}
-    assert sorted(server.request_counts.values()) == [1] * 23 + [3], "once, and two retries"
-
-
-def test_a_rejected_request_is_reported_and_not_repeated(images, capfd):
-    with ScriptedServer(
-        lambda request: Reply(400, "bad image") if read_number(request) == 3 else reply_with_number(request)
-    ) as server:
-        answers = ask(server, images)
-    assert set(answers) == set(range(24)) - {3} and server.requests == 24
-    assert "a question got no answer: 400 'bad image'" in capfd.readouterr().err
+    assert sorted(server.request_counts.values()) == sorted([1] * 23 + [requests])
+    assert f"a question got no answer: {status} 'oops'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("date", [False, True])
@@ -217,67 +203,40 @@ def test_a_server_with_one_request_at_a_time_answers_all(images):
 
 
 def test_an_answer_without_a_caption_has_a_problem(images):
-    answers = {
-        0: caption("  two\n lines "),
-        1: caption(""),
-        2: caption(None),
-        3: caption("a boat on the", "length"),
-        4: caption("", "content_filter"),
-        5: caption(None, refusal="I cannot"),
-        6: caption("no usage", tokens=None),
-    }
-    with ScriptedServer(lambda request: answers[read_number(request)]) as server:
-        captions = ask(server, images[:7])
-    assert server.requests == 7
-    assert [(captions[index].candidates[0], captions[index].problem) for index in range(7)] == [
-        ("two lines", None),
-        ("", None),
-        ("", None),
-        ("a boat on the", "cut off"),
-        ("", "refused"),
-        ("", "refused"),
-        ("no usage", None),
+    answers = [
+        (caption("  two\n lines "), "two lines", None),
+        (caption(""), "", None),
+        (caption(None), "", None),
+        (caption([]), "", None),
+        (caption("a boat on the", "length"), "a boat on the", "cut off"),
+        (caption("", "content_filter"), "", "refused"),
+        (caption(None, refusal="I cannot"), "", "refused"),
+        (caption([{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}]), "a cat", None),
+        (caption([{"type": "thinking", "thinking": []}, {"type": "text", "text": "a dog"}]), "a dog", None),
+        (caption("no usage", tokens=None), "no usage", None),
+        (caption("<think>It is red.</think>\n\nA red square."), "A red square.", None),
+        (caption("It is red.\n</think> A red square."), "A red square.", None),
+        (caption("<think>It is", "length"), "<think>It is", "cut off"),
+        (caption("\n<think>It is"), "<think>It is", "cut off"),
+        (caption("<think>It is red.</think>"), "", None),
     ]
-    assert captions[6].tokens is None and captions[0].tokens == 10
+    with ScriptedServer(lambda request: answers[read_number(request)][0]) as server:
+        captions = ask(server, images[: len(answers)])
+    assert server.requests == len(answers)
+    found = [(captions[index].candidates[0], captions[index].problem) for index in range(len(answers))]
+    assert found == [(text, problem) for _, text, problem in answers]
+    assert captions[9].tokens is None and captions[0].tokens == 10
 
 
-def test_an_answer_in_parts_is_joined(images):
-    parts = {
-        0: [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}],
-        1: [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a dog"}],
-        2: [],
-    }
-    with ScriptedServer(lambda request: caption(parts[read_number(request)])) as server:
-        answers = ask(server, images[:3])
-    assert [answers[index].candidates for index in range(3)] == [["a cat"], ["a dog"], [""]] and server.requests == 3
-
-
-@pytest.mark.parametrize(
-    ("content", "finish", "text", "problem"),
-    [
-        ("<think>It is red.</think>\n\nA red square.", "stop", "A red square.", None),
-        ("It is red.\n</think> A red square.", "stop", "A red square.", None),
-        ("<think>It is", "length", "<think>It is", "cut off"),
-        ("\n<think>It is", "stop", "<think>It is", "cut off"),
-        ("<think>It is red.</think>", "stop", "", None),
-    ],
-)
-def test_thoughts_are_removed_from_a_caption(images, content, finish, text, problem):
-    with ScriptedServer(lambda _: caption(content, finish)) as server:
-        assert ask(server, images[:1]) == {0: Captions([text], None, problem, 10)}
-
-
-@pytest.mark.parametrize("character", ["\ud83d", "\0", "\a", "\x7f", "\x9b", "\u202e", "\u2066"])
-def test_a_forbidden_character_invalidates_only_its_answer(images, character):
-    with ScriptedServer(lambda _: caption(f"a cat {character} b")) as server:
-        answers = ask(server, images[:1])
-    assert answers == {0: Captions(["a cat \N{REPLACEMENT CHARACTER} b"], None, "control character", 10)}
-
-
-@pytest.mark.parametrize("text", ["गुलाब", "می\u200cخواهم", "👩\u200d🚀 in space", "\u200fא", "e\u0301t\u00e9"])
-def test_captions_in_other_scripts_are_accepted(images, text):
-    with ScriptedServer(lambda _: caption(text)) as server:
-        assert ask(server, images[:1])[0] == Captions([text], None, None, 10)
+def test_forbidden_characters_invalidate_only_their_answers(images):
+    forbidden = ["\ud83d", "\0", "\x9b", "\u202e"]
+    scripts = ["गुलाब", "می\u200cخواهم", "👩\u200d🚀 in space", "\u200fא", "e\u0301t\u00e9"]
+    texts = [*(f"a cat {character} b" for character in forbidden), *scripts]
+    with ScriptedServer(lambda request: caption(texts[read_number(request)])) as server:
+        answers = ask(server, images[: len(texts)])
+    refused = Captions(["a cat \N{REPLACEMENT CHARACTER} b"], None, "control character", 10)
+    expected = [refused] * len(forbidden) + [Captions([text], None, None, 10) for text in scripts]
+    assert [answers[index] for index in range(len(texts))] == expected
 
 
 def test_a_lost_server_stops_the_stage(images):
@@ -360,18 +319,20 @@ def test_a_budget_of_requests_counts_retries_and_earlier_runs(images):
         in sentence
     )
     with ScriptedServer(reply_with_number) as server:
-        assert len(ask(server, images[:10], max_requests=10)) == 10
+        operator = mapper(server, max_requests=10)
+        operator.connect()
+        assert len(request_answers(operator, images[:10])) == 10
+    assert operator.report == {"requests": 10, "answers": 10, "tokens": 100}
 
 
 def test_a_budget_of_tokens_stops_when_it_is_reached(images):
     with ScriptedServer(reply_with_number) as server:
         answers, sentence = fail_to_ask(server, images, max_total_tokens=95, concurrency=1)
         assert server.requests == len(answers) == 10 and "max_total_tokens: 95 is used up" in sentence
-    with ScriptedServer(lambda _: caption("x", tokens=None)) as server:
-        answers, sentence = fail_to_ask(server, images, max_total_tokens=95, concurrency=1)
-    assert len(answers) == 1 and "does not report tokens" in sentence
-    with ScriptedServer(lambda _: caption("x", tokens=-9)) as server:
-        assert "does not report tokens" in fail_to_ask(server, images, max_total_tokens=95, concurrency=1)[1]
+    for tokens in (None, -9, 10**4200):
+        with ScriptedServer(lambda _, tokens=tokens: caption("x", tokens=tokens)) as server:
+            answers, sentence = fail_to_ask(server, images, max_total_tokens=95, concurrency=1)
+        assert len(answers) == 1 and "does not report tokens" in sentence
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -379,14 +340,6 @@ def test_tokens_of_invalid_answers_count(images, status):
     with ScriptedServer(lambda _: Reply(status, '{"choices": [], "usage": {"total_tokens": 10}}')) as server:
         _, sentence = fail_to_ask(server, images, max_total_tokens=15, concurrency=1)
     assert server.requests == 2 and "(2 requests and 20 tokens so far" in sentence
-
-
-def test_the_report_counts_requests_answers_and_tokens(images):
-    with ScriptedServer(lambda request: Reply(500) if request.number == 1 else reply_with_number(request)) as server:
-        operator = mapper(server)
-        operator.connect((7, 70))
-        assert len(request_answers(operator, images[:5])) == 5
-    assert operator.report == {"requests": 6, "answers": 5, "tokens": 50}
 
 
 @pytest.mark.parametrize(
@@ -487,6 +440,10 @@ def test_the_key_is_masked_in_any_spelling_of_the_server(images, monkeypatch, sp
     with ScriptedServer(lambda _: Reply(404, f"no scope: {spelling}.")) as server:
         _, sentence = fail_to_ask(server, images, key_variable=VARIABLE, concurrency=1)
         assert re.search(r"found 404 .no scope: \W*<key>\W*\.", sentence)
+        server.reply = lambda _: caption(f"a boat {spelling} at sea")
+        [captions] = ask(server, images[:1], key_variable=VARIABLE).values()
+        assert re.fullmatch(r"a boat \W*<key>\W* at sea", captions.candidates[0])
+        assert captions.problem == "quotes the key"
         server.models = [spelling]
         with pytest.raises(InputError, match=r"does not list this model, but \W*<key>\W*. Name one"):
             ask(server, images, key_variable=VARIABLE)
@@ -498,14 +455,6 @@ def test_the_key_is_masked_in_utf16(images, monkeypatch):
     with ScriptedServer(lambda _: Reply(500, wide)) as server:
         _, sentence = fail_to_ask(server, images[:3], retries=0, key_variable=VARIABLE)
     assert "the last one 500 '<key>'" in sentence
-
-
-@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
-def test_a_caption_with_the_key_is_masked_and_not_used(images, monkeypatch, spelling):
-    monkeypatch.setenv(VARIABLE, ODD_KEY)
-    with ScriptedServer(lambda _: caption(f"a boat {spelling} at sea")) as server:
-        [captions] = ask(server, images[:1], key_variable=VARIABLE).values()
-    assert re.fullmatch(r"a boat \W*<key>\W* at sea", captions.candidates[0]) and captions.problem == "quotes the key"
 
 
 def test_a_placeholder_key_can_be_a_word_of_a_caption(images, monkeypatch):
@@ -525,14 +474,6 @@ def test_a_slow_answer_ends_at_its_deadline(images, action, monkeypatch):
     assert {"drip head": "no answer in 0.3 s", "drip": "no whole answer in 0.6 s"}[action] in sentence
 
 
-def test_a_slow_list_of_models_ends_at_its_deadline(images):
-    with ScriptedServer(reply_with_number, models=Reply(action="drip head")) as server:
-        started = time.monotonic()
-        with pytest.raises(InputError, match=r"no answer in 0.3 s. Start the server"):
-            ask(server, images[:1], timeout_s=0.3, retries=0)
-    assert time.monotonic() - started < 3
-
-
 def test_a_compressed_answer_is_not_decompressed(images):
     body = zlib.compress(b" " * 10**6)
     reply = Reply(body=body.decode("latin-1"), headers={"Content-Encoding": "deflate", "Content-Length": "10"})
@@ -541,8 +482,7 @@ def test_a_compressed_answer_is_not_decompressed(images):
     assert "a compressed answer, although the request excludes it" in sentence
 
 
-@pytest.mark.parametrize("charset", ["zlib", "hex", "undefined", "idna", "rot13"])
-@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize(("status", "charset"), [(200, "zlib"), (500, "undefined"), (500, "rot13")])
 def test_codecs_that_are_not_text_encodings_are_not_used(images, charset, status):
     reply = Reply(status, "6161 out of memory", {"Content-Type": f"text/plain; charset={charset}"})
     with ScriptedServer(lambda _: reply) as server:
@@ -556,12 +496,6 @@ def test_a_too_long_answer_is_truncated(images):
     with ScriptedServer(lambda _: caption(flood)) as server:
         [captions] = ask(server, images[:1]).values()
     assert captions == Captions(["x" * chat_server.KEPT_CHARACTERS], None, "too long", 10)
-
-
-def test_an_invalid_number_of_tokens_is_not_counted(images):
-    with ScriptedServer(lambda _: caption("a boat", tokens=10**4200)) as server:
-        answers, sentence = fail_to_ask(server, images, max_total_tokens=100, concurrency=1)
-    assert [captions.tokens for captions in answers.values()] == [None] and "does not report tokens" in sentence
 
 
 def test_cookies_are_not_sent_back(images):
@@ -602,10 +536,7 @@ def test_an_invalid_key_is_refused_without_showing_it(images, monkeypatch, key):
     [
         ({"base_url": "http://me:hunter2@host/v1"}, "'base_url' must be an address"),
         ({"base_url": "http://host/v1?key=hunter2"}, "'base_url' must be an address"),
-        ({"base_url": "file:///hunter2"}, "'base_url' must be an address"),
-        ({"base_url": "http://host:hunter2/v1"}, "'base_url' must be an address"),
         ({"key_variable": "sk-hunter2"}, "'key_variable' must be the name of an environment variable"),
-        ({"key_variable": "hunter2"}, "'key_variable' must be the name of an environment variable"),
         ({"model": ""}, "'model' is missing. Name one of http://"),
     ],
 )
@@ -625,26 +556,18 @@ def test_only_relevant_arguments_change_the_fingerprint(tmp_path):
     same = {"concurrency": 1, "timeout_s": 1.0, "retries": 0, "max_requests": 9, "max_total_tokens": 9}
     same |= {"key_variable": None}
     assert {fingerprint(1), *(fingerprint(**{key: value}) for key, value in same.items())} == {first}
+    for equivalent in (
+        {"temperature": 0},
+        {"max_tokens": 128, "longest_side": 768.0, "question": "Describe the image in one sentence."},
+        {"base_url": "http://h/v1/"},
+        {"base_url": "HTTP://H/v1"},
+    ):
+        assert fingerprint(**equivalent) == first
     other = {"model": "n", "question": "?", "max_tokens": 1, "temperature": 0.1, "longest_side": 64}
     other |= {"base_url": "http://i/v1"}
     assert len({first, *(fingerprint(**{key: value}) for key, value in other.items())}) == 7
     (tmp_path / "m").mkdir()
     assert fingerprint(model=str(tmp_path)) != fingerprint(model=str(tmp_path / "m")), "a name, not a folder"
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        {"temperature": 0},
-        {"max_tokens": 128, "longest_side": 768.0, "question": "Describe the image in one sentence."},
-        {"base_url": "http://h/v1/"},
-        {"base_url": "HTTP://H/v1"},
-    ],
-)
-def test_equivalent_arguments_have_one_fingerprint(written):
-    base = {"base_url": "http://h/v1", "model": "m"}
-    first, same = (Captioner({"openai_captioning_mapper": base | arguments}, 0) for arguments in ({}, written))
-    assert first.compute_fingerprint() == same.compute_fingerprint() and same.operator.base_url == "http://h/v1"
 
 
 def test_the_captioner_cannot_be_a_separate_step():
