@@ -95,8 +95,6 @@ MEMORY = {
     "list": "{{ (messages * 10**9) | length }}",
     "doubling": "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
     "width": "{{ '%9999999999d' % 1 }}",
-    "format": "{{ '{:>9999999999}'.format('a') }}",
-    "center": "{{ 'a' | center(9999999999) }}",
     "justify": "{{ messages[0].content.ljust(9999999999) }}",
 }
 

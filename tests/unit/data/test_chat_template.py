@@ -53,6 +53,12 @@ def readable_mask(segments, processor=None) -> str:
 
 def test_only_answer_tokens_have_labels():
     assert readable_mask(gemma_template("plain").render_segments(TURNS)) == "<bos><image>*two\\n*"
+    # stage 1 with `--version gemma` uses the pairs' questions, like the published MGM-2B
+    asked = [{"from": "human", "value": "Give a card description.\n<image>"}, TURNS[1]]
+    assert readable_mask(gemma_template("gemma").render_segments(asked)) == (
+        "<bos><start_of_turn>user\\n<image>\\nGive a card description.<end_of_turn>\\n<start_of_turn>model\\n"
+        "*two<end_of_turn>\\n<eos>*"
+    )
     assert readable_mask(gemma_template("gemma").render_segments(TURNS + MORE)) == (
         "<bos><start_of_turn>user\\n<image>\\nHow many?<end_of_turn>\\n<start_of_turn>model\\n"
         "*two<end_of_turn>\\n<eos>*"
@@ -66,16 +72,6 @@ def test_loss_covers_only_answers_in_qwens_template():
     assert mask == (
         "<|im_start|>user\\n<image>\\nHow many?<|im_end|>\\n<|im_start|>assistant\\n*two<|im_end|>\\n*"
         "<|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n*left<|im_end|>\\n*"
-    )
-
-
-def test_stage_1_of_gemma_uses_the_pairs_question():
-    """Stage 1 with `--version gemma` uses the pairs' questions, like the published MGM-2B."""
-    turns = [{"from": "human", "value": "Give a card description.\n<image>"}, {"from": "gpt", "value": "two"}]
-    mask = readable_mask(gemma_template("gemma").render_segments(turns))
-    assert mask == (
-        "<bos><start_of_turn>user\\n<image>\\nGive a card description.<end_of_turn>\\n<start_of_turn>model\\n"
-        "*two<end_of_turn>\\n<eos>*"
     )
 
 
@@ -187,8 +183,6 @@ def test_control_tokens_of_every_template_are_refused_in_data():
     [
         ("asks: true", "asks: unknown key; known are asks_question, chat_template"),
         ("asks_question: maybe", "asks_question: expected true or false, found 'maybe'"),
-        ("asks_question: true\nchat_template: ''", "chat_template: expected a string that is not empty, found ''"),
-        ("asks_question: true\nchat_template: x\nstop_tokens: a", "stop_tokens: expected a list, found 'a'"),
         ("asks_question: true\nchat_template: x\nstop_tokens: []", "control_tokens: the key is missing"),
     ],
 )
@@ -238,11 +232,7 @@ def test_a_new_template_needs_only_one_file(phi3, tmp_path):
     (stop,) = template.stop_tokens
     assert processor.tokenizer.convert_tokens_to_ids(stop) in item["labels"]
     check_chat_templates("m.yaml", {"pretrain_template": phi3, "template": phi3})
-
-
-def test_a_stage_accepts_a_templates_content_for_its_name(phi3):
-    tokenizer = phi3_processor().tokenizer
-    assert ChatTemplate.load(read_chat_template(phi3), tokenizer) == ChatTemplate.load(phi3, tokenizer)
+    assert ChatTemplate.load(read_chat_template(phi3), processor.tokenizer) == template, "content instead of a name"
 
 
 def test_control_tokens_are_refused_in_data_and_questions(tmp_path):
@@ -275,15 +265,12 @@ def test_the_tokenizers_own_template_gives_the_same_segments(source):
     assert own.stop_tokens == gemma.stop_tokens
 
 
-def test_unmarked_answers_of_a_template_have_a_remedy():
+def test_missing_marks_or_templates_have_a_remedy():
     for source in ("{{ messages | length }}", "{{ messages[-1].content }}"):
         with pytest.raises(InputError, match="an answer cannot be determined; write the template as a file"):
             own_template(source)
     with pytest.raises(InputError, match="marks no answer; write the template as a file"):
         own_template("{% if false %}{% generation %}{% endgeneration %}{% endif %}")
-
-
-def test_a_tokenizer_without_a_template_has_a_remedy():
     with pytest.raises(InputError, match="the model's tokenizer has no chat template; write the template as a file"):
         own_template(None)
 

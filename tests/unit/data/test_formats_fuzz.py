@@ -88,9 +88,13 @@ def folder(tmp_path_factory) -> Path:
 
 
 def as_written(rows: list[dict], content: bytes) -> bool:
-    """Return whether rows equal the objects that `json` reads; `questions` and `objects` may be filled in."""
+    """Return whether rows equal the objects that `json` reads; `questions` and `objects` may be filled in.
+
+    An empty list of images is read as none.
+    """
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     expected = [json.loads(line.decode()) for line in lines if line.strip()]
+    expected = [row | {"image": None} if isinstance(row, dict) and row.get("image") == [] else row for row in expected]
     filled = [{"objects": [], "questions": []} | row if "captions" in row else row for row in expected]
     return rows in (expected, filled)
 
@@ -100,7 +104,7 @@ def test_nearly_valid_rows_are_read_or_refused_by_name(name, folder):
     reader, rows = FORMATS[name]
     path = folder / f"{name}.jsonl"
 
-    @fuzzed(2000)
+    @fuzzed(900)
     @given(rows=rows, encoding=encodings, end=ends, ascii_only=st.booleans())
     def check(rows, encoding, end, ascii_only):
         content = encode_lines(rows, encoding, end, ascii_only)
@@ -116,7 +120,7 @@ def test_arbitrary_bytes_are_rows_or_refused_by_name(suffix, folder):
     path = folder / f"bytes.{suffix}"
     json_like = st.lists(st.sampled_from([*(bytes([byte]) for byte in b'{}[],:"1\\\n'), b'"id"', b"NaN"]))
 
-    @fuzzed(2000)
+    @fuzzed(900)
     @given(content=st.binary(max_size=40) | json_like.map(b"".join))
     @example(b"[" + b"9" * 5000 + b"]")
     @example(b"[" * 5000)
@@ -155,7 +159,7 @@ def test_reading_a_list_in_pieces_equals_json(folder, items, indented, cut, chun
     assert json.dumps(result) == json.dumps(expected if isinstance(expected, list) else None)
 
 
-@fuzzed(600)
+@fuzzed(300)
 @given(rows=FORMATS["llava"][1])
 @example([{"id": i, "conversations": make_turns(["Q", "A"])} for i in ("1", "1", "1~2", 1)])
 def test_numbering_changes_only_repeated_ids(folder, rows):
@@ -179,7 +183,7 @@ def chain(tmp_path_factory) -> Path:
     return folder
 
 
-@fuzzed(200)
+@fuzzed(120)
 @given(
     captions=st.lists(texts, min_size=6, max_size=6),
     texts_of_turns=st.lists(st.lists(texts, min_size=2, max_size=2), max_size=4),

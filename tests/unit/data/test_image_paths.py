@@ -38,7 +38,7 @@ def test_a_path_inside_the_folder_becomes_absolute(root, monkeypatch):
     assert locate_image(root, str(root / "a.png")) == root / "a.png"
 
 
-@pytest.mark.parametrize("folder", ["two words", "Größe 山", "a'b\"c$d", "[brackets]*?"])
+@pytest.mark.parametrize("folder", ["Größe 山 und", "a'b\"c$d", "[brackets]*?"])
 def test_folders_with_spaces_and_any_letters_work(tmp_path, folder):
     path = save_image(tmp_path / folder / "ein Bild.png")
     assert locate_image(tmp_path, f"{folder}/ein Bild.png") == path

@@ -23,7 +23,7 @@ from dj2mgm.data.near_duplicates import (
 from dj2mgm.data.shapes import describe_scene, draw_image, draw_row_scene
 from dj2mgm.evaluation.leak_search import Reference, find_leaks, read_references
 
-SCENES = 300
+SCENES = 150
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +108,11 @@ def test_rows_with_equally_many_images_are_compared_in_order(tmp_path):
     "change",
     [
         lambda image: encoded(image, "JPEG", 30),
-        lambda image: encoded(image, "JPEG", 95),
         lambda image: encoded(image, "WEBP", 50),
         lambda image: scaled(image, 0.3),
         lambda image: scaled(image, 2),
     ],
-    ids=["jpeg 30", "jpeg 95", "webp 50", "a third", "twice"],
+    ids=["jpeg 30", "webp 50", "a third", "twice"],
 )
 def test_an_image_is_recognized_after_encoding_and_scaling(scenes, change):
     before = np.stack([compute_signature(image) for image in scenes])
@@ -135,8 +134,7 @@ def test_images_in_other_colors_are_different(scenes):
     assert compute_distances(left, right, 256, MAX_LEVELS) == np.inf
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_images_of_a_reference_set_are_recognized(scenes, tmp_path: Path, processes):
+def test_images_of_a_reference_set_are_recognized(scenes, tmp_path: Path):
     for number, image in enumerate(scenes[:12]):
         image.save(tmp_path / f"reference-{number}.png")
     random.Random(0).shuffle(trained := list(range(6, 18)))
@@ -144,7 +142,7 @@ def test_images_of_a_reference_set_are_recognized(scenes, tmp_path: Path, proces
         scaled(scenes[number], 0.7).save(tmp_path / f"trained-{number}.jpg", quality=80)
     images = {Reference("a", (str(number),)): tmp_path / f"reference-{number}.png" for number in range(12)}
     names = [f"trained-{number}.jpg" for number in trained]
-    leaks = list(find_leaks(names, tmp_path, read_references(images, processes), processes))
+    leaks = list(find_leaks(names, tmp_path, read_references(images, processes=1), processes=2))
     assert [(leak["image"], leak["ids"]) for leak in leaks] == [
         (f"trained-{number}.jpg", [str(number)]) for number in trained if number < 12
     ]
@@ -161,7 +159,7 @@ def codes_with_neighbors(seed: int, count: int, most: int) -> np.ndarray:
     return np.packbits(np.concatenate([bits, copies]), axis=1)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), radius=st.integers(0, MAX_RADIUS), count=st.integers(0, 60), first=st.integers(0, 9))
 def test_bands_find_all_pairs(seed, radius, count, first):
     codes = codes_with_neighbors(seed, count, MAX_RADIUS + 4)

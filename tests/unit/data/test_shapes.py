@@ -108,7 +108,13 @@ def test_a_larger_dataset_begins_with_the_same_clean_pairs(shapes, tmp_path):
         assert (tmp_path / name).read_bytes() == (shapes / name).read_bytes()
 
 
-def test_every_fault_occurs_exactly_at_its_rate(pairs):
+def test_every_fault_occurs_exactly_at_its_rate(shapes, pairs):
+    """Files have the requested numbers of rows."""
+    assert [row["id"] for row, _, _ in pairs] == [truth["id"] for _, truth, _ in pairs]
+    assert len(pairs) == SPEC.pretrain_pairs
+    assert len(list(read_llava(shapes / "finetune.json"))) == SPEC.finetune_instructions
+    assert len(list(read_evaluation(shapes / "evaluation.jsonl"))) == SPEC.evaluation_images
+    assert len(list((shapes / "images").rglob("*.png"))) == SPEC.pretrain_pairs + 60 // 3 + SPEC.evaluation_images
     counts = Counter(truth["fault"] for _, truth, _ in pairs)
     expected = {fault: round(rate * SPEC.pretrain_pairs) for fault, rate in RATES.items()}
     assert counts == expected | {"clean": SPEC.pretrain_pairs - sum(expected.values())}
@@ -119,14 +125,6 @@ def test_faults_are_spread_over_the_whole_dataset(pairs):
     thirds = [Counter(truth["fault"] == "clean" for _, truth, _ in pairs[start::3])[True] for start in range(3)]
     halves = [sum(truth["fault"] == "clean" for _, truth, _ in part) for part in (pairs[:100], pairs[100:])]
     assert min(thirds) > 8 and min(halves) > 12
-
-
-def test_files_have_the_requested_numbers_of_rows(shapes, pairs):
-    assert [row["id"] for row, _, _ in pairs] == [truth["id"] for _, truth, _ in pairs]
-    assert len(pairs) == SPEC.pretrain_pairs
-    assert len(list(read_llava(shapes / "finetune.json"))) == SPEC.finetune_instructions
-    assert len(list(read_evaluation(shapes / "evaluation.jsonl"))) == SPEC.evaluation_images
-    assert len(list((shapes / "images").rglob("*.png"))) == SPEC.pretrain_pairs + 60 // 3 + SPEC.evaluation_images
 
 
 def test_ground_truth_describes_every_image(pairs):
@@ -157,34 +155,24 @@ def test_a_duplicate_has_the_bytes_of_an_earlier_clean_pair(pairs):
             earlier.add((row["text"], data))
 
 
-def test_only_truncated_and_replaced_files_do_not_decode(shapes, pairs):
+def test_faulty_images_and_captions_have_their_documented_forms(shapes, pairs):
     for row, truth, data in pairs:
+        fault, caption = truth["fault"], extract_caption(row["text"])
+        if fault in ("junk_text", "short_text"):
+            assert not objects_in(caption) and len(caption) <= (8 if fault == "short_text" else 1000)
         path = locate_image(shapes, row["images"][0])
-        if truth["fault"] in ("truncated_image", "not_an_image"):
+        if fault in ("truncated_image", "not_an_image"):
             with pytest.raises(BadImageError):
                 load_image(path)
-            assert data.startswith(b"\x89PNG" if truth["fault"] == "truncated_image" else b"<html>")
-        else:
-            load_image(path)
-
-
-def test_tiny_and_extreme_images_have_their_documented_shapes(pairs):
-    for _, truth, data in pairs:
-        if truth["fault"] in ("truncated_image", "not_an_image"):
+            assert data.startswith(b"\x89PNG" if fault == "truncated_image" else b"<html>")
             continue
-        width, height = opened(data).size
-        if truth["fault"] == "tiny_image":
+        width, height = load_image(path).size
+        if fault == "tiny_image":
             assert 6 <= width == height <= 24
-        elif truth["fault"] == "extreme_aspect":
+        elif fault == "extreme_aspect":
             assert 5.5 < max(width, height) / min(width, height) < 12.5  # widths are integers
         else:
             assert (width, height) == (IMAGE_SIZE, IMAGE_SIZE)
-
-
-def test_junk_and_short_captions_name_no_object(pairs):
-    for row, truth, _ in select_faults(pairs, "junk_text", "short_text"):
-        caption = extract_caption(row["text"])
-        assert not objects_in(caption) and len(caption) <= (8 if truth["fault"] == "short_text" else 1000)
 
 
 def right_answers(question: str, objects: list[tuple[str, str, str]]) -> set[str]:

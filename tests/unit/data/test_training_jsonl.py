@@ -48,10 +48,10 @@ def rows_about(*images: str) -> list[dict]:
 
 
 def write(
-    rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, seed=0, held_out=None, **takes: bool
+    rows, root, output, on_bad_row="refuse", max_samples=1000, budget=None, held_out=None, processes=1, **takes
 ) -> dict:
-    rules = build_sample_rules(budget, on_bad_row=on_bad_row, max_samples=max_samples, seed=seed, **takes)
-    return write_training_jsonl(rows, root, held_out or HeldOutImages(), output, rules, processes=2).as_dict()
+    rules = build_sample_rules(budget, on_bad_row=on_bad_row, max_samples=max_samples, **takes)
+    return write_training_jsonl(rows, root, held_out or HeldOutImages(), output, rules, processes).as_dict()
 
 
 def write_summary(path, pretrain: TrainingFileCounts, finetune: TrainingFileCounts, **inputs: str) -> None:
@@ -64,7 +64,7 @@ def check_sum(summary: dict) -> bool:
 
 def test_paths_become_absolute_and_everything_else_stays(root, tmp_path):
     rows = rows_about("a.png", "b.png", "a.png")
-    summary = write([*rows, TEXT_ONLY], root, tmp_path / "out.jsonl")
+    summary = write([*rows, TEXT_ONLY], root, tmp_path / "out.jsonl", processes=2)
     *written, text_only = read_llava(tmp_path / "out.jsonl")
     assert text_only == TEXT_ONLY and [row["image"] for row in written] == [str(root / row["image"]) for row in rows]
     assert [row | {"image": ""} for row in written] == [row | {"image": ""} for row in rows]
@@ -79,9 +79,6 @@ def test_a_refusal_names_rows_and_keeps_an_earlier_output(root, tmp_path):
     for index, (image, reason) in enumerate(FAULTS.items(), start=1):
         assert f"row r{index}: {image}: {reason}: " in str(error.value)
     assert (tmp_path / "out.jsonl").read_text() == "earlier"
-
-
-def test_a_long_list_of_invalid_rows_is_shortened_with_a_note(root, tmp_path):
     with pytest.raises(InputError) as error:
         write(rows_about(*["missing.png"] * 9), root, tmp_path / "out.jsonl")
     assert "9 of 9 rows" in str(error.value) and "row r4:" in str(error.value) and "row r5:" not in str(error.value)
@@ -90,7 +87,7 @@ def test_a_long_list_of_invalid_rows_is_shortened_with_a_note(root, tmp_path):
 
 def test_dropped_rows_are_counted_by_reason(root, tmp_path):
     rows = rows_about("a.png", *FAULTS, "page.png", "b.png") + [TEXT_ONLY]
-    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", max_samples=2)
+    summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop", max_samples=2, processes=2)
     reasons = {"empty": 1, "missing": 1, "outside": 1, "undecodable": 2}
     assert summary["dropped"] == reasons | {"over_max_samples": 1}, "samples are drawn from the good rows"
     summary = write(rows, root, tmp_path / "out.jsonl", on_bad_row="drop")
@@ -114,13 +111,16 @@ def test_max_samples_draws_by_seed_and_keeps_the_order(root, tmp_path):
     assert len(picked) > 17  # every row can be drawn, including the last ones
 
 
-@pytest.mark.parametrize("budget", [1, 7, 10, 13, 20, 25, 47])
-def test_budget_is_met_by_using_rows_equally_often(root, tmp_path, budget):
-    summary = write(rows_about(*["a.png"] * 10), root, tmp_path / "out.jsonl", budget=budget)
-    ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]  # refuses repeated ids
-    assert summary["rows_out"] == len(ids) == budget and check_sum(summary)
-    used = Counter(identifier.split("#")[0] for identifier in ids)
-    assert set(used.values()) <= {budget // 10, budget // 10 + 1}
+def test_budget_is_met_by_using_rows_equally_often(root, tmp_path):
+    """A user's own key `source` has no effect without sources."""
+    own = [{}, {"source": {"name": "cc3m"}}, {"source": ["a"]}, {"source": 7}, {"source": "x"}]
+    rows = [row | own[number % 5] for number, row in enumerate(rows_about(*["a.png"] * 10))]
+    for budget in (1, 7, 10, 25, 47):
+        summary = write(rows, root, tmp_path / "out.jsonl", budget=budget)
+        ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]  # refuses repeated ids
+        assert summary["rows_out"] == len(ids) == budget and check_sum(summary) and "sources" not in summary
+        used = Counter(identifier.split("#")[0] for identifier in ids)
+        assert set(used.values()) <= {budget // 10, budget // 10 + 1}
 
 
 def test_repeats_depend_on_seed_and_cap_precedes_budget(root, tmp_path):
@@ -195,14 +195,6 @@ def test_a_loss_of_many_rows_is_noted(run, capsys, bad, noted):
     assert (
         f"note: {bad} of {3 + bad} rows of finetune are dropped ({bad} missing)" in capsys.readouterr().err
     ) == noted
-
-
-def test_the_number_of_samples_can_match_another_experiment(run, tmp_path):
-    write_summary(tmp_path / "summary.json", TrainingFileCounts(3, 3, {}), TrainingFileCounts(2, 2, {}))
-    out = run(rows_about("a.png"), "--same-samples-as", str(tmp_path / "summary.json"))
-    assert [row["id"] for row in read_llava(out / "pretrain.jsonl")] == ["p", "p#2", "p#3"]
-    assert [row["id"] for row in read_llava(out / "finetune.jsonl")] == ["r0", "r0#2"]
-    assert read_json(out / "summary.json")["pretrain"]["repeated"] == 2
 
 
 def test_the_number_of_rows_can_match_another_experiment(run, tmp_path, capsys):
@@ -287,13 +279,10 @@ def test_a_control_character_makes_a_row_invalid(root, tmp_path):
 @pytest.mark.parametrize(
     ("image", "turns", "problem"),
     [
-        ("a.png", ["Q", "A"], "expected 1 image token <image> in the human turns, found 0"),
         ("a.png", ["Q", "<image>"], "expected 1 image token <image> in the human turns, found 0"),
-        ("a.png", ["<image><image>Q", "A"], "found 2"),
         ("a.png", ["<image>Q", "A", "<image>Q", "A"], "found 2"),
         ("a.png", ["<image>Q", "<image>"], "control token <image>"),
         (None, ["<image>Q", "A"], "expected 0 image token <image> in the human turns, found 1"),
-        (None, ["Q", "<image>"], "control token <image>"),
         ("a.png", ["Q", "A", "<image>Q", "A"], None),
     ],
 )
@@ -411,19 +400,12 @@ def test_all_rows_are_used_equally_often(sizes, repeats):
 
 
 def test_ids_of_repeats_do_not_equal_other_ids(root, tmp_path):
-    (row,) = rows_about("a.png")
-    rows = [row | {"id": identifier} for identifier in ("r", "r#2", "s")]
+    names = ("r", "r#2", "s")
+    rows = [row | {"id": name} for row, name in zip(rows_about("a.png", "b.png", "a.png"), names, strict=True)]
     write(rows, root, tmp_path / "out.jsonl", budget=6)
     ids = [row["id"] for row in read_llava(tmp_path / "out.jsonl")]
     assert ids == ["r", "r#2", "s", "r#3", "r#2#2", "s#2"]
-
-
-def test_repeated_samples_are_left_out_again(root, tmp_path):
-    rows = [
-        row | {"id": name} for row, name in zip(rows_about("a.png", "b.png", "a.png"), ["r", "r#2", "s"], strict=True)
-    ]
-    write(rows, root, tmp_path / "out.jsonl", budget=8)
-    assert [row["id"] for row in drop_repeats(read_llava(tmp_path / "out.jsonl"))] == ["r", "r#2", "s"]
+    assert [row["id"] for row in drop_repeats(read_llava(tmp_path / "out.jsonl"))] == list(names)
 
 
 AMOUNTS = st.one_of(st.floats(0.1, 3.0), st.integers(0, 20))
@@ -571,13 +553,6 @@ def test_probably_unintended_amounts_are_noted(capsys):
         "note: sources.a: 1 of its 50 rows of pretrain is used; for a weight per row, write 1.0",
         "note: sources.b: none of its 50 rows of pretrain is used; raise its amount (0.5), or lower the others",
     ]
-
-
-@pytest.mark.parametrize("own", [{"name": "cc3m"}, ["a"], 7, "x"])
-def test_a_users_key_source_is_ignored_without_sources(root, tmp_path, own):
-    rows = [row | {"source": own if number else "first"} for number, row in enumerate(rows_about(*["a.png"] * 6))]
-    summary = write(rows, root, tmp_path / "out.jsonl", max_samples=3)
-    assert summary["rows_out"] == 3 and "sources" not in summary
 
 
 def test_amount_of_a_source_without_rows_is_refused(run):

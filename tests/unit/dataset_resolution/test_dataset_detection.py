@@ -164,18 +164,17 @@ def test_all_formats_of_the_same_photos_give_the_same_rows(here, form, capsys):
     pairs = write_dataset(dataset, here / "results/datasets/photos", capsys)
     assert pairs == sorted((text, IMAGES[key]) for key, text in CAPTIONS.items())
 
+    if form in ("data_juicer", "llava", "tsv", "metadata"):  # a file is a dataset with the file's name
+        (here / "photos/evaluation.jsonl").unlink()
+        alone = resolve_dataset(str(next((here / "photos").glob("rows.*"))))
+        assert alone.name == "rows" and alone.settings == resolve_dataset(str(here / "photos")).settings
+        write_jsonl(here / "photos/evaluation.jsonl", rows)
+
     # the printed lines are an equivalent dataset file
     lines = [line for line in dataset.note.splitlines() if line.startswith("  ")]
     (here / "config/datasets").mkdir(parents=True)
     (here / "config/datasets/mine.yaml").write_text("\n".join(lines), encoding="utf-8")
     assert resolve_dataset("mine").settings == dataset.settings
-
-
-@pytest.mark.parametrize("form", ["data_juicer", "llava", "sharegpt", "table", "tsv", "metadata"])
-def test_a_file_is_a_dataset_with_the_files_name(here, form, capsys):
-    file = FORMS[form](here / "photos")
-    dataset = resolve_dataset(str(file))
-    assert dataset.name == "rows" and dataset.settings == resolve_dataset(str(here / "photos")).settings
 
 
 def describe(path: str | Path) -> dict:
@@ -218,13 +217,11 @@ def test_conversations_with_several_turns_are_for_stage_2(here):
 @pytest.mark.parametrize(
     ("names", "path", "held_out", "unread"),
     [
-        ("00000 00001", "photos", None, ""),
         ("train/0 train/1 val/0", "photos/train", "photos/val/0.tar", ""),
         ("data/train-0 data/train-1 data/test-0", "photos/data/train-*.tar", "photos/data/test-0.tar", ""),
         ("a/train-0 b/train-0 b/test-0", "photos/*/train-*.tar", "photos/b/test-0.tar", ""),
         ("train dev-0 dev-1 test", "photos/train.tar", "photos/dev-*.tar", "test.tar (webdataset)"),
         ("test", "photos/test.tar", None, ""),
-        ("[a]/train-0 [a]/train-1 [b]/train-0 test", "photos/*/train-*.tar", "photos/test.tar", ""),
         ("[a]/train-0 [a]/train-1 [a]/val", "photos/[[]a]/train-*.tar", "photos/[a]/val.tar", ""),
     ],
 )
@@ -359,8 +356,10 @@ def write_rows(kind: str, file: Path, prefix: str) -> None:
     write_jsonl(file, rows)
 
 
-@pytest.mark.parametrize("kind", ["data_juicer", "llava", "table"])
-@pytest.mark.parametrize(("folder", "prefix"), [("a", "../images/"), ("a/b", "../../images/"), ("a", "{here}/images/")])
+@pytest.mark.parametrize(
+    ("kind", "folder", "prefix"),
+    [("data_juicer", "a", "../images/"), ("llava", "a/b", "../../images/"), ("table", "a", "{here}/images/")],
+)
 def test_images_next_to_the_folder_of_the_rows_are_found(here, capsys, kind, folder, prefix):
     write_loose(here / "photos/images")
     write_rows(kind, here / f"photos/{folder}/rows.jsonl", prefix.format(here=here / "photos"))
@@ -374,8 +373,15 @@ def test_images_next_to_the_folder_of_the_rows_are_found(here, capsys, kind, fol
     assert changed != before
 
 
-@pytest.mark.parametrize("kind", ["data_juicer", "llava", "table"])
-@pytest.mark.parametrize("prefix", ["../images/", "../../elsewhere/images/", "{here}/images/", "photos/../images/"])
+@pytest.mark.parametrize(
+    ("kind", "prefix"),
+    [
+        ("data_juicer", "../images/"),
+        ("llava", "../../elsewhere/images/"),
+        ("table", "{here}/images/"),
+        ("table", "photos/../images/"),
+    ],
+)
 def test_the_error_about_outside_images_has_the_file(here, capsys, kind, prefix):
     here = here / "elsewhere"
     write_loose(here / "images")
@@ -456,7 +462,7 @@ def write_classes(here: Path, suffix: str = "jsonl", classes: int = 3) -> None:
             file.write(f"{head}{row}\n")
 
 
-@pytest.mark.parametrize(("suffix", "classes"), [("jsonl", 3), ("csv", 2), ("jsonl", 24)])
+@pytest.mark.parametrize(("suffix", "classes"), [("csv", 2), ("jsonl", 24)])
 def test_a_list_in_each_folder_of_images_is_one_source(here, capsys, suffix, classes):
     write_classes(here, suffix, classes)
     dataset = resolve_dataset("photos")
@@ -670,35 +676,29 @@ def test_the_reason_why_conversations_are_no_pairs_is_named(here, changes, reaso
             content("a.jsonl", '{"id": "1"}\n'),
             "photos/a.jsonl: no column is recognized as the images; the columns are id. Name",
         ),
-        (content("a.jsonl", "{\n"), "a.jsonl, line 1: not one JSON object .Expecting"),
         (content("a.jsonl", '{"a": "' + "x" * 2**21), "a.jsonl, line 1: not read in the first 1048576 bytes"),
         (content("a.jsonl", "[" * 200_000), "a.jsonl, line 1: not one JSON object .maximum recursion depth"),
-        (content("a.jsonl", b'{"a": "\xff"}'), "a.jsonl, line 1: not UTF-8"),
         (content("a.json", '{"a": 1}'), "a.json: it is a JSON object, not a list of rows"),
-        (content("a.json", '"a"'), "a.json: expected a JSON list, found something else"),
-        (content("a.json", "[1]"), "a.json, row 1: expected a JSON object, found int"),
-        (content("a.json", "[{"), "a.json, row 1: not valid JSON"),
         (content("a.json", "[" + " " * 2**21), "a.json, row 1: not read in the first 1048576 bytes"),
         (
             content("a.csv", "name,size\nx,1\n"),
             "the columns are name, size. Name its columns in config/datasets/photos.yaml: `{sources:",
         ),
         (content("a.csv", ",caption\n000.png,a b\n"), "a.csv: the column of its images has no name; write one"),
-        (content("a.csv", "image,caption\n".encode("utf-16-le")), "a.csv, line 1: it contains null bytes"),
-        (
-            content("a.csv", "image,caption\n".encode("utf-16")),
-            "a.csv, line 1: not UTF-8 .byte 0xff",
-        ),
         (content("a.csv", "a,b" * 2**20), "a.csv, line 1: not read in the first 1048576 bytes"),
         (
             content("a.csv", "image,caption\nhttps://x/a.jpg,a\n"),
             "names images by addresses .https.*nothing is downloaded",
         ),
-        (content("a.parquet", b"PAR1" * 9), "a.parquet is damaged or not a parquet file"),
         (write_columns("parquet", url="x", caption="a"), "rows.parquet: it has no column of images as bytes"),
         (content("a.tar", b"no archive"), "a.tar is damaged or not a plain tar file"),
         (shard("a.txt"), "a.tar: it holds no images, and its files end with .txt"),
         (link_out, "rows.jsonl is a link out of its folder"),
+        # without column names, the first row would be lost
+        (
+            write_columns("csv", **{"000.png": "001.png", "a red cat": "a blue dog"}),
+            r"first line is a row \(000.png, a red cat\); add a line with names",
+        ),
         (pipe, "rows.jsonl is not a regular file but a pipe"),
         (
             content("{a}.jsonl", '{"id": "1", "text": "", "images": [""]}'),
@@ -718,7 +718,6 @@ def test_unusable_data_is_named_in_one_sentence(here, write, sentence):
     [
         ("metrics.jsonl", '{"step": 0, "loss": NaN}\n{"step": 1, "loss": 2.1}\n'),
         ("metrics.json", '[{"step": 0, "loss": Infinity}]'),
-        ("metrics.jsonl", '{"step": 0, "step": 1}\n'),
         ("metrics.json", '[{"title": "\\ud800"}]'),
         ("settings.json", " " * 2000 + '{"step": 0}'),
     ],
@@ -770,7 +769,7 @@ def test_files_about_single_images_are_not_rows(here, capsys):
     assert describe("photos")["sources"]["captions"] == {"format": "folder", "path": "photos/00000"}
 
 
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("form", ["data_juicer", "parquet", "webdataset"])
 def test_a_dataset_in_the_hubs_cache_is_found_by_its_id(here, form, capsys):
     """Its snapshot consists of links to blobs, some of which link to blobs shared by all repositories."""
     path = FORMS[form](here / "photos")
@@ -804,13 +803,6 @@ def test_circular_links_are_not_followed(here):
 def test_a_column_of_metadata_is_not_used_as_captions(here, cells):
     write_columns("csv", image="000.png", **cells)(here / "photos")
     with pytest.raises(InputError, match="no column is recognized as the captions"):
-        resolve_dataset("photos")
-
-
-def test_a_table_without_column_names_is_refused(here):
-    """Without column names, the first row would be lost."""
-    write_columns("csv", **{"000.png": "001.png", "a red cat": "a blue dog"})(here / "photos")
-    with pytest.raises(InputError, match=r"first line is a row \(000.png, a red cat\); add a line with names"):
         resolve_dataset("photos")
 
 

@@ -41,17 +41,13 @@ def read(tmp_path, row: dict) -> dict:
     ("row", "images"),
     [
         (llava(image_path="a.png"), ["a.png"]),
-        (llava(images=["a.png"]), ["a.png"]),
         (llava(imagePath="a.png", source="coco"), ["a.png"]),
-        (llava(file_name="a.png"), ["a.png"]),
         (llava("<image><image>\nWhich?", img_paths=["a.png", "b.png"]), ["a.png", "b.png"]),
         (llava("Picture 1: <img>a.png</img>\nWhat?"), ["a.png"]),
         (llava(image="a.png", image_url="https://x/b.png", video_id="v", frame=3), ["a.png"]),
         (llava(image="a.png", images=["a.png"], image_path="/data/a.png", picture_source="coco"), ["a.png"]),
-        (openai({"type": "image"}, images=["a.png"]), ["a.png"]),
         (openai({"type": "image", "text": None, "index": 0}, images=["a.png"]), ["a.png"]),
         (openai({"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}), ["a.png"]),
-        (openai({"type": "image_url", "image_url": "a.png"}), ["a.png"]),
         (openai({"type": "image", "image": "file:///data/a.png"}), ["/data/a.png"]),
         (openai({"type": "image", "path": "a.png"}, {"type": "image", "url": "b.png"}), ["a.png", "b.png"]),
         (openai({"image": "a.png"}), ["a.png"]),
@@ -68,41 +64,31 @@ def test_images_are_read_wherever_there_is_one_reading(tmp_path, row, images):
     assert list_images(read_row) == images and _check_text(read_row, build_sample_rules(several_images=True)) is None
 
 
+MARKS = ["<video>", "<speech>", "<Img>", "<image 1>", "<ImageHere>", "<IMG_CONTEXT>", "<image_placeholder>"]
+MARKS += ["<image_soft_token>", "<start_of_image>", "<im_patch>", "[IMG]", "<__dj__video>", "<|image_1|>"]
+
+
 @pytest.mark.parametrize(
     "row",
     [
         llava("<video>\nWhat?", video="a.mp4"),
-        llava("What?", video="a.mp4"),
         llava(image="a.png", image2="b.png"),
-        llava(image="a.png", gif="b.gif"),
         llava(image="a.png", clip_path="b.mp4"),
         llava(image="a.png", depth={"maps": ["b.npy"]}),
         llava(image="x/a.png", images=["y/a.png"]),
-        llava("![](a.png) What?"),
         llava("![x](data:image/png;base64,AAAA) What?"),
         llava("<img alt='x' src='a.png'> What?"),
         llava("What?", videos=["a.mp4"]),
         llava("What?", audio={"path": None, "array": [0.1]}),
-        llava("What?", audio_path="1"),
-        llava(image="a.png", videos=["a.mp4"]),
         llava("What?", meta={"image": "a"}),
         llava("What?", attachments=[{"path": "A.JPG"}]),
         llava("What?", source="clips/a.mp4"),
         llava("What?", image="data:image/png;base64,AAAA"),
-        llava("What?", img="a", photo="b"),
         llava("What?", image_path={"bytes": "AAAA"}),
-        *(
-            llava(f"{mark}\nWhat?")
-            for mark in (
-                *("<video>", "<audio>", "<speech>", "<Img>", "<image_1>", "<image 1>", "<ImageHere>", "<IMG_CONTEXT>"),
-                *("<image_placeholder>", "<image_soft_token>", "<start_of_image>", "<im_patch>", "[IMG]"),
-                *("<__dj__video>", "<__dj__image>", "<AudioHere>", "<|image_pad|>", "<|video_pad|>", "<|image_1|>"),
-            )
-        ),
+        *(llava(f"{mark}\nWhat?") for mark in MARKS),
         llava(answer="<__dj__audio> A cat.", image="a.png"),
         openai({"type": "video", "video": "a.mp4"}),
         openai({"type": "input_audio", "input_audio": {"data": "AAAA"}}),
-        openai({"type": "video_url", "video_url": {"url": "a.mp4"}}),
         openai({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
         openai({"type": "image", "base64": "AAAA"}) | {"images": None},
         openai({"type": "image", "path": "a.png"}, {"type": "image"}),
@@ -126,17 +112,11 @@ def test_images_are_read_wherever_there_is_one_reading(tmp_path, row, images):
                 {"from": "gpt", "value": "A."},
             ]
         },
-        openai("<video>"),
         {
             "messages": [
                 {"from": "user", "value": [{"type": "audio", "audio": "a"}, "What?"]},
                 {"from": "gpt", "value": "A."},
             ]
-        },
-        {"messages": [{"role": "user", "content": "What?", "video": "a"}, {"role": "assistant", "content": "A."}]},
-        {
-            "messages": [{"role": "user", "content": "<audio>What?"}, {"role": "assistant", "content": "A."}],
-            "audios": ["a"],
         },
     ],
 )
@@ -149,14 +129,14 @@ def test_a_row_with_other_media_is_not_trained_on_as_text(tmp_path, row):
     assert problem is not None and problem[0] in ("other_media", "image_token", "control_token")
 
 
-@pytest.mark.parametrize("part", [{"text": "Q", "image": "a.png"}, {"image": "a.png", "text": "Q"}])
 @pytest.mark.parametrize("kind", [{}, {"type": "text"}, {"type": "image"}])
-def test_a_part_with_text_and_image_keeps_both(tmp_path, part, kind):
-    row = read(tmp_path, {"messages": [{"role": "user", "content": [part | kind]}, {"role": "model", "content": "A"}]})
+def test_a_part_with_text_and_image_keeps_both(tmp_path, kind):
+    part = {"image": "a.png", "text": "Q"} | kind
+    row = read(tmp_path, {"messages": [{"role": "user", "content": [part]}, {"role": "model", "content": "A"}]})
     assert list_images(row) == ["a.png"] and row["conversations"][0]["value"] == "<image>\nQ"
 
 
-@pytest.mark.parametrize("value", [0, False, {}, 1.5, [1]])
+@pytest.mark.parametrize("value", [0, {}, [1]])
 def test_an_image_that_is_no_path_is_refused(tmp_path, value):
     with pytest.raises(InputError, match="row 1: 'image' must be a path or a list of paths"):
         read(tmp_path, llava("What?", image=value))
@@ -194,9 +174,14 @@ def test_captions_with_other_media_are_flagged_by_every_reader(tmp_path, columns
         assert len(list(read_pairs(tmp_path / "pair.jsonl"))) == 1
 
 
-@pytest.mark.parametrize("other", [{"bytes": png(2), "path": None}, png(2)], ids=["struct", "bytes"])
-@pytest.mark.parametrize("column", ["image_2", "second"])
-@pytest.mark.parametrize("texts", [{"caption": "a cat"}, {"conversations": llava("Q")["conversations"]}])
+@pytest.mark.parametrize(
+    ("texts", "column", "other"),
+    [
+        ({"caption": "a cat"}, "image_2", {"bytes": png(2), "path": None}),
+        ({"conversations": llava("Q")["conversations"]}, "second", png(2)),
+    ],
+    ids=["struct", "bytes"],
+)
 def test_a_second_column_of_images_is_not_left_out_of_a_row(tmp_path, texts, column, other):
     columns = {"image": {"bytes": png(1), "path": None}} | texts | {column: other}
     pq.write_table(pa.table({key: [value, value] for key, value in columns.items()}), tmp_path / "a.parquet")
