@@ -24,7 +24,7 @@ from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import draw_control_paths, draw_other_images, locate_row_images
-from dj2mgm.models import greedy_search
+from dj2mgm.models import generators, greedy_search
 from dj2mgm.models.generators import _end_with_parent, open_generators
 from dj2mgm.models.mgm import mgm_generator
 from dj2mgm.models.mgm.assemble import assemble
@@ -52,14 +52,11 @@ from tiny_models import (
 LORA = LoraSettings(r=4, alpha=8, dropout=0.1, targets=["q_proj", "v_proj", "o_proj"])
 
 
-@pytest.mark.parametrize("count", [2, 3, 10, 500])
-def test_shuffled_images_are_a_derangement(count):
-    order = draw_other_images(count, seed=0)
-    assert sorted(order) == list(range(count))
-    assert all(other != index for index, other in enumerate(order))
-
-
-def test_shuffled_images_depend_on_the_seed():
+def test_shuffled_images_are_a_derangement_by_seed():
+    for count in (2, 3, 10, 500):
+        order = draw_other_images(count, seed=0)
+        assert sorted(order) == list(range(count))
+        assert all(other != index for index, other in enumerate(order))
     assert draw_other_images(50, 1) == draw_other_images(50, 1) != draw_other_images(50, 2)
 
 
@@ -80,6 +77,12 @@ def test_image_paths_are_in_order_and_must_exist(tmp_path):
     assert locate_row_images(tmp_path, rows) == [tmp_path / "b.png", tmp_path / "a.png"]
     with pytest.raises(InputError, match="evaluation row 7: missing: 'c.png'.*; fix the image or delete the row"):
         locate_row_images(tmp_path, [{"id": "7", "image": "c.png"}])
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "a.png", "a.png")
+    [member] = read_members(tmp_path / "a.tar")
+    (tmp_path / "a.tar").write_bytes(bytes(20_000))
+    with pytest.raises(InputError, match="evaluation row 7: .*a.tar has changed or is truncated"):
+        locate_row_images(tmp_path, [{"id": "7", "image": str(member).removeprefix(f"{tmp_path}/")}])
 
 
 def test_rows_with_the_same_image_share_its_control():
@@ -111,16 +114,6 @@ def test_the_control_is_not_a_copy_of_the_rows_image(tmp_path):
             for path, other in zip(paths, control, strict=True)
         )
         assert control[:4] == [paths[other] for other in draw_other_images(4, seed)]
-
-
-def test_message_about_a_changed_archive_names_the_row(tmp_path):
-    save_image(tmp_path / "0.png")
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        tar.add(tmp_path / "0.png", "0.png")
-    [member] = read_members(tmp_path / "a.tar")
-    (tmp_path / "a.tar").write_bytes(bytes(20_000))
-    with pytest.raises(InputError, match="evaluation row 7: .*a.tar has changed or is truncated"):
-        locate_row_images(tmp_path, [{"id": "7", "image": str(member).removeprefix(f"{tmp_path}/")}])
 
 
 @pytest.fixture(scope="module")
@@ -158,29 +151,9 @@ def test_a_fine_tuned_stage_loads_with_its_trained_weights(trained):
         before = MGMGenerator(root / "base", root / "pretrain").model(**inputs).logits
         torch.testing.assert_close(loaded, wrapped(**inputs).logits, rtol=1e-3, atol=1e-3)
     assert (loaded - before).abs().max() > 0.1
-
-
-def test_files_of_a_stage_are_small_safetensors(trained):
-    root, _ = trained
     names = {path.name for path in (root / "finetune").rglob("*") if path.is_file()}
     assert names >= {"projector.safetensors", "adapter_model.safetensors", "adapter_config.json"}
     assert not any(name.endswith((".bin", ".pt", ".pth")) for name in names)
-
-
-@pytest.mark.parametrize(("stage", "template"), [("pretrain", "plain"), ("finetune", "gemma")])
-def test_answers_do_not_depend_on_the_batch(trained, tmp_path, stage, template):
-    root, _ = trained
-    generator = MGMGenerator(root / "base", root / stage)
-    colors = [(200, 30, 30), (20, 40, 200), (30, 200, 40)]
-    images = [save_image(tmp_path / f"{index}.png", color) for index, color in enumerate(colors)]
-    questions = [""] * 3 if template == "plain" else ["How many?", "", "What color is the circle?"]
-    arguments = {"template": template, "max_new_tokens": 6}
-    together = list(generator.answer(images, questions, batch_size=3, **arguments))
-    assert len(together) == 3 and len(set(together)) > 1
-    generator._cache.clear()
-    assert list(generator.answer(images, questions, batch_size=2, **arguments)) == together
-    generator._cache.clear()
-    assert list(generator.answer(images[::-1], questions[::-1], batch_size=1, **arguments)) == together[::-1]
 
 
 def test_an_image_is_encoded_once_for_all_its_questions(trained, tmp_path, monkeypatch):
@@ -250,12 +223,6 @@ def test_answers_without_an_image_use_the_text_only(trained):
         list(generator.answer([None, "a.png"], questions[:2], "gemma", max_new_tokens=5, batch_size=2))
 
 
-def test_without_images_there_are_no_answers(trained):
-    root, _ = trained
-    generator = MGMGenerator(root / "base", root / "pretrain")
-    assert list(generator.answer([], [], template="plain", max_new_tokens=4, batch_size=2)) == []
-
-
 def color_images(folder, count: int) -> list:
     return [save_image(folder / f"{i}.png", (i * 40 % 256, 250 - i * 30 % 250, i * 90 % 256)) for i in range(count)]
 
@@ -276,8 +243,7 @@ def visual_tokens(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         return model.model.get_image_features(inputs["pixel_values"])
 
 
-@pytest.mark.parametrize("at_once", [2**14, 40], ids=["together", "in parts"])
-@pytest.mark.parametrize("template", ["plain", "gemma"])
+@pytest.mark.parametrize(("template", "at_once"), [("plain", 2**14), ("gemma", 40)], ids=["together", "in parts"])
 def test_greedy_answers_equal_those_of_transformers(trained, tmp_path, template, at_once, monkeypatch):
     """Compare with transformers, which uses left-padded complete prompts and encodes an image per question."""
     monkeypatch.setattr(greedy_search, "TOKENS_AT_ONCE", at_once)
@@ -305,6 +271,7 @@ def test_greedy_answers_equal_those_of_transformers(trained, tmp_path, template,
     last = processor.tokenizer.decode([first[0, -1].item()])  # generate keeps the token that ends an answer
     assert answers == [text.split(last)[0].strip() for text in expected]
     assert len(set(map(len, answers))) > 1, "some must end before the others"
+    assert list(generator.answer([], [], template, max_new_tokens=9, batch_size=5)) == []
 
 
 def test_sliding_attention_answers_do_not_depend_on_batches(tmp_path):
@@ -320,9 +287,7 @@ def test_sliding_attention_answers_do_not_depend_on_batches(tmp_path):
     assert singly == batched and len(set(singly)) > 1
 
 
-@pytest.mark.parametrize(
-    ("free", "size"), [(-0.5, 1), (0.25, 1), (2.1, 2), (3.0, 32), (8.0, 128), (20.0, 256), (70.0, 256)]
-)
+@pytest.mark.parametrize(("free", "size"), [(-0.5, 1), (2.1, 2), (3.0, 32), (20.0, 256), (70.0, 256)])
 def test_the_batch_size_follows_free_gpu_memory(free, size, trained, monkeypatch):
     """MGM-2B uses 2 GiB of free memory for visual tokens and half of the rest for a batch."""
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
@@ -337,7 +302,7 @@ def test_the_batch_size_follows_free_gpu_memory(free, size, trained, monkeypatch
     assert generator.choose_batch_size(max_new_tokens=64) == size
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
+@pytest.mark.parametrize("size", [1, 3, 20])
 def test_batches_keep_questions_about_an_image_together(size):
     rng = random.Random(size)
     images = [f"{rng.randrange(6)}.png" for _ in range(20)]
@@ -384,43 +349,12 @@ def test_beams_equal_those_of_transformers(prompted, num_beams, max_new_tokens):
     assert max_new_tokens == 1 or len(lengths) > 1, "some must end before the others"
 
 
-def test_a_log_likelihood_includes_the_end_token(prompted):
-    """Compare with one pass over the prompt and generated tokens, without beams and cache."""
-    model, inputs, stops = prompted
-    longest = 7
-    rows = beam_search(model, inputs["input_ids"], visual_tokens(model, inputs), 3, stops, longest)
-    for image, hypotheses in enumerate(rows):
-        for tokens, log_likelihood in hypotheses:
-            assert not set(tokens) & set(stops)
-            ids = torch.cat([inputs["input_ids"][image], torch.tensor(tokens, dtype=torch.long)]).unsqueeze(0)
-            with torch.inference_mode():
-                logits = model(input_ids=ids, pixel_values=inputs["pixel_values"][image : image + 1]).logits
-            log_probs = logits[0, -len(tokens) - 1 :].log_softmax(-1)
-            likelihood = sum(log_probs[position, token].item() for position, token in enumerate(tokens))
-            # a truncated caption has no end token, and the stop token of others is unknown
-            ends = [0.0] if len(tokens) == longest else log_probs[-1, stops].tolist()
-            assert any(log_likelihood == pytest.approx(likelihood + end, abs=1e-4) for end in ends)
-
-
 def test_one_beam_equals_greedy_search(trained, tmp_path):
     generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
     images = color_images(tmp_path, 3)
     answers = list(generator.answer(images, [""] * 3, "plain", max_new_tokens=6, batch_size=3))
     candidates = generator.generate_candidates(images, "", "plain", num_beams=1, max_new_tokens=6, batch_size=3)
     assert [row[0][0] for row in candidates] == answers
-
-
-def test_candidates_differ_and_do_not_depend_on_the_batch(trained, tmp_path):
-    generator = MGMGenerator(trained[0] / "base", trained[0] / "pretrain", "cpu")
-    images = color_images(tmp_path, 5)
-    arguments = {"question": "", "template": "plain", "num_beams": 4, "max_new_tokens": 6}
-    together = [[text for text, _ in row] for row in generator.generate_candidates(images, batch_size=5, **arguments)]
-    assert all(len(row) == len(set(row)) > 1 for row in together)
-    for size in (1, 2):
-        alone = [
-            [text for text, _ in row] for row in generator.generate_candidates(images, batch_size=size, **arguments)
-        ]
-        assert alone == together
 
 
 def run(monkeypatch, script, *arguments) -> None:
@@ -515,7 +449,12 @@ def test_qwen_is_assembled_with_its_own_tokenizer_and_format(tmp_path):
     assert len(list(generator.answer([save_image(tmp_path / "a.png")], ["How many?"], "chatml", 5, 1))) == 1
 
 
-def test_two_processes_give_the_answers_of_one(tmp_path):
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_two_processes_give_the_answers_of_one(tmp_path, monkeypatch, method):
+    """New processes import torch and transformers for seconds; forks have both, but cannot use OpenMP's threads."""
+    context = multiprocessing.get_context(method)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(generators, "use_cpu_threads", lambda _: torch.set_num_threads(1))
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "mgm")
     tiny_processor().save_pretrained(tmp_path / "mgm")

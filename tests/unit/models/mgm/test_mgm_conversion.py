@@ -76,7 +76,7 @@ def parts(tmp_path):
     return tiny_parts(tmp_path / "parts")
 
 
-@pytest.mark.parametrize(("shards", "pickled"), [(1, False), (3, False), (2, True)])
+@pytest.mark.parametrize(("shards", "pickled"), [(3, False), (2, True)])
 def test_round_trip_of_a_published_checkpoint_keeps_all_bytes(weights, parts, tmp_path, shards, pickled):
     write_checkpoint(tmp_path / "theirs", weights, shards, pickled)
     assert convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts) == len(weights)
@@ -84,6 +84,14 @@ def test_round_trip_of_a_published_checkpoint_keeps_all_bytes(weights, parts, tm
     assert convert_to_mgm(tmp_path / "ours", tmp_path / "again") == len(weights)
     assert have_equal_bytes(read_checkpoint(tmp_path / "again"), weights)
     assert not list(tmp_path.glob("ours/*.bin"))
+    model, info = MGMForConditionalGeneration.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    inputs = tiny_processor().encode_prompts(["<image>\nHow many?"])
+    assert model.generate(**inputs, pixel_values=pixels(1), max_new_tokens=3, do_sample=False).shape[0] == 1
+    config, text = read_json(tmp_path / "again/config.json"), text_config("gemma")
+    assert (config["model_type"], config["torch_dtype"]) == ("mgm_gemma", "bfloat16")
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (text.hidden_size, text.num_hidden_layers)
+    assert (config["mm_hidden_size"], config["mm_hidden_size_aux"], config["image_size_aux"]) == (24, 60, 64)
 
 
 def test_round_trip_keeps_all_bytes_except_the_unused_norm(parts, tmp_path):
@@ -99,15 +107,6 @@ def test_round_trip_keeps_all_bytes_except_the_unused_norm(parts, tmp_path):
         f"{UNUSED}weight": [1.0],
         f"{UNUSED}bias": [0.0],
     }
-
-
-def test_a_converted_folder_loads_completely_and_generates(weights, parts, tmp_path):
-    write_checkpoint(tmp_path / "theirs", weights, shards=2)
-    convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
-    model, info = MGMForConditionalGeneration.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    inputs = tiny_processor().encode_prompts(["<image>\nHow many?"])
-    assert model.generate(**inputs, pixel_values=pixels(1), max_new_tokens=3, do_sample=False).shape[0] == 1
 
 
 def test_all_names_of_the_released_mgm_2b_are_known():
@@ -185,7 +184,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
     assert "weights_only" not in str(refused.value)
 
 
-@fuzzed(2000)
+@fuzzed(900)
 @given(st.sampled_from([True, False]), st.floats(0, 1, exclude_max=True), st.none() | st.integers(0, 255))
 def test_damaged_pickle_message_does_not_disable_the_check(tmp_path, zipped, position, value):
     """The pickle is truncated or has a changed byte."""
@@ -271,16 +270,6 @@ def test_the_script_converts_and_overwrites_nothing(weights, parts, tmp_path, mo
     with pytest.raises(SystemExit):
         convert_mgm_checkpoint.main()
     assert "ours already exists" in capsys.readouterr().err
-
-
-def test_the_published_configuration_matches_its_gemma(parts, weights, tmp_path):
-    write_checkpoint(tmp_path / "theirs", weights)
-    convert_from_mgm(tmp_path / "theirs", tmp_path / "ours", parts)
-    convert_to_mgm(tmp_path / "ours", tmp_path / "again")
-    config, text = read_json(tmp_path / "again/config.json"), text_config("gemma")
-    assert (config["model_type"], config["torch_dtype"]) == ("mgm_gemma", "bfloat16")
-    assert (config["hidden_size"], config["num_hidden_layers"]) == (text.hidden_size, text.num_hidden_layers)
-    assert (config["mm_hidden_size"], config["mm_hidden_size_aux"], config["image_size_aux"]) == (24, 60, 64)
 
 
 def test_an_index_cannot_name_files_outside_its_folder(tmp_path):

@@ -106,10 +106,10 @@ BLANK = {
 @pytest.mark.parametrize(
     ("template", "make_processor"),
     [
-        ("gemma", tiny_processor),
-        ("plain", tiny_processor),
+        pytest.param("gemma", tiny_processor, marks=pytest.mark.slow),
+        pytest.param("plain", tiny_processor, marks=pytest.mark.slow),
         (BLANK, tiny_processor),
-        ("chatml", tiny_qwen_processor),
+        pytest.param("chatml", tiny_qwen_processor, marks=pytest.mark.slow),
         ("plain", tiny_qwen_processor),
     ],
 )

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from transformers import ConvNextModel
 
 from dj2mgm.models.mgm.configuration_mgm import MGMConfig
 from dj2mgm.models.mgm.modeling_mgm import PatchInfoMining
@@ -86,11 +85,6 @@ def mining():
     return module, patches, stages
 
 
-def test_mining_equals_a_loop_over_patches_and_sub_patches(mining):
-    module, patches, stages = mining
-    torch.testing.assert_close(module(patches, *stages), mined_one_by_one(module, patches, stages), rtol=0, atol=1e-10)
-
-
 def test_gradients_of_mining_equal_those_of_the_loop(mining):
     module, patches, stages = mining
     sources = [patches, *stages, *module.parameters()]
@@ -112,31 +106,15 @@ def test_patch_attends_to_its_own_cells_only(mining):
     assert changed.nonzero().tolist() == [[0, 2]]
 
 
-def test_bf16_mining_is_as_precise_as_concatenated_features(mining):
-    module, patches, stages = mining
-    exact = mined_one_by_one(module, patches, stages)
-    subs = sub_patches_one_by_one(stages, 2)
-
-    def error(result: torch.Tensor) -> float:
-        return ((result.double() - exact).norm() / exact.norm()).item()
-
-    half = PatchInfoMining(6, 14).double()
-    half.load_state_dict({name: value.bfloat16().double() for name, value in module.state_dict().items()})
-    rounded = mined_patch_by_patch(half, patches.bfloat16().double(), subs.bfloat16().double())
-    ours = module.bfloat16()(patches.bfloat16(), *(stage.bfloat16() for stage in stages))
-    assert ours.dtype == torch.bfloat16
-    assert error(ours) < 3 * error(rounded)
-
-
-@pytest.mark.parametrize("mean", [0, 3, 10, 30])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.02)])
-def test_features_far_from_zero_are_mined_precisely(mining, mean, dtype, most):
-    """Compare with a loop on the same features in the same dtype; `mean` is in standard deviations."""
+def test_mining_is_precise_for_features_far_from_zero(mining, dtype, most):
+    """Compare with a loop over patches and sub-patches on the same features in the same dtype."""
     module, patches, stages = mining
-    rounded = [(stage.detach() + mean).to(dtype) for stage in stages]
-    exact = mined_one_by_one(module, patches, [stage.double() for stage in rounded])
-    mined = module.to(dtype)(patches.detach().to(dtype), *rounded).double()
-    assert (mined - exact).norm() < most * exact.norm()
+    for mean in (0, 3, 30):  # in standard deviations
+        rounded = [(stage.detach() + mean).to(dtype) for stage in stages]
+        exact = mined_one_by_one(module.double(), patches, [stage.double() for stage in rounded])
+        mined = module.to(dtype)(patches.detach().to(dtype), *rounded)
+        assert mined.dtype == dtype and (mined.double() - exact).norm() < most * exact.norm()
 
 
 def test_mining_can_be_trained_after_inference(mining):
@@ -225,7 +203,3 @@ def test_configuration_refuses_mismatched_grids():
 def test_the_sizes_of_mgm_2b_match_the_paper():
     config = mgm_config(sizes=MGM_2B, image_side=768)
     assert (config.num_image_tokens, config.sub_patches_per_side**2, config.aux_channels) == (576, 64, 2880)
-
-
-def test_the_high_resolution_tower_is_transformers_convnext(model):
-    assert type(model.vision_tower_aux) is ConvNextModel
