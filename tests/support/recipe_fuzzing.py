@@ -58,142 +58,33 @@ BASE: dict[str, dict] = {
 BEFORE = [{"text_length_filter": {"min_len": 0}}]
 
 
-def list_hostile_values(decoys: Path) -> list[object]:
-    """Return an attacker's values, with files and folders in `decoys` as targets."""
+def list_hostile_values(decoys: Path) -> dict[str, list[object]]:
+    """Return an attacker's values by kind, with files and folders in `decoys` as targets."""
     file, touch = decoys / "model.pt", f"__import__('os').system('touch {decoys}/ran')"
     code = f"lambda s: [{touch}]"
-    return [
-        *(
-            code,
-            f" {code}",
-            f"({code})",
-            f"(({code}))",
-            f"\n{code}",
-            f"\t({code})",
-            f"[{code}][0]",
-            f"{{0: {code}}}[0]",
-        ),
-        *(f"(x := {code})", f"# c\n{code}", f"lambda: {touch}", "lambda s: s", f"r'{code}'", touch, f"exec({touch!r})"),
-        *(
-            "{{ ''.__class__.__mro__ }}",
-            "{% for x in range(10**9) %}{% endfor %}",
-            "{0.__class__}",
-            "%s%n",
-            "$(id)",
-        ),
-        *(
-            [code],
-            [[code]],
-            {"tokenizer": code},
-            [{"a": [code]}],
-            {"remove_repeat_sentences_mapper": {"tokenizer": code}},
-        ),
-        *(str(file), str(decoys), f"{decoys}/", f"{decoys}/new", f"{decoys}/weights.bin", f"file://{file}", f" {file}"),
-        *(
-            "../decoys",
-            "../decoys/model.pt",
-            "./../decoys/new",
-            "data/../../decoys",
-            "en/../../../decoys",
-            "~",
-            "~/x",
-            "~root",
-        ),
-        *("linked", "linked/new", ".", "..", "/", "/dev/stdin", "/proc/self/environ", "decoys\x00.json", "a\\..\\b"),
-        *("http://127.0.0.1:9/x", "https://evil.example/x", "127.0.0.1:9", "localhost:9", "redis://127.0.0.1:6379/0"),
-        *(
-            "s3://bucket/x",
-            "ftp://evil.example",
-            "//evil.example/share",
-            "evil.example",
-            "hf://x/y",
-            "ray://127.0.0.1:10001",
-        ),
-        *(
-            "evil/model",
-            "openai/clip-vit-base-patch32",
-            "EleutherAI/pythia-6.9b-deduped",
-            "gpt2",
-            "model.pt",
-            "en.sp.model",
-        ),
-        *(
-            "<image>",
-            "<__dj__image>",
-            "<|im_end|>",
-            "(a+)+$",
-            "(?R)",
-            "\\g<0>",
-            "\\1",
-            ".*",
-            "a" * 201,
-            "a" * 10**6,
-            "\u202e",
-            "\ud800",
-        ),
-        *(
-            "__dj__stats__.text_len",
-            "__dj__stats__.__class__",
-            "__dj__meta__",
-            "images",
-            "input_row",
-            "text",
-            "text_len",
-            "id",
-        ),
-        *(
-            math.nan,
-            math.inf,
-            -math.inf,
-            1e308,
-            -1e308,
-            10**400,
-            -(10**400),
-            2**63,
-            2**63 - 1,
-            2**31,
-            32,
-            -1,
-            0,
-            1,
-            0.0,
-            0.5,
-            1.5,
-        ),
-        *(
-            True,
-            False,
-            None,
-            "",
-            " ",
-            [],
-            {},
-            [None],
-            "true",
-            "null",
-            "0",
-            "1e9",
-            "sentencepiece",
-            "space",
-            "all",
-            "zh",
-            "EN",
-        ),
-        *(
-            "a boat",
-            "red",
-            ["red", "boat"],
-            [""],
-            ["x"] * 101,
-            "//",
-            "20MiB",
-            "1TB",
-            "NFKD",
-            "s2t",
-            "gemma",
-            "../gemma",
-        ),
-    ]
+    hub = ["evil/model", "openai/clip-vit-base-patch32", "EleutherAI/pythia-6.9b-deduped", "gpt2", "hf://x/y"]
+    up = ["../decoys", "../decoys/model.pt", "./../decoys/new", "data/../../decoys", "en/../../../decoys", "~", "~root"]
+    odd = [".", "..", "/", "/dev/stdin", "/proc/self/environ", "decoys\x00.json", "a\\..\\b", "linked", "linked/new"]
+    addresses = ["http://127.0.0.1:9/x", "https://evil.example/x", "127.0.0.1:9", "localhost:9", "s3://bucket/x"]
+    addresses += ["ftp://evil.example", "//evil.example/share", "redis://127.0.0.1:6379/0", "ray://127.0.0.1:10001"]
+    statistics = ["__dj__stats__.text_len", "__dj__stats__.__class__", "__dj__meta__", "input_row", "text_len", "id"]
+    patterns = ["(a+)+$", "(?R)", "\\g<0>", "\\1", ".*", "a" * 201, "a" * 10**6, "\u202e", "\ud800"]
+    numbers = [math.nan, math.inf, -math.inf, 1e308, -1e308, 10**400, -(10**400), 2**63, 2**63 - 1, 2**31]
+    words = ["sentencepiece", "space", "all", "zh", "EN", "a boat", "red", "NFKD", "s2t", "gemma", "../gemma", "20MiB"]
+    return {
+        "code": [code, f" \n(({code}))", f"[{code}][0]", f"{{0: {code}}}[0]", f"(x := {code})", f"# c\n{code}", touch],
+        "nested code": [[[code]], {"tokenizer": code}, {"remove_repeat_sentences_mapper": {"tokenizer": code}}],
+        "templates": ["{{ ''.__class__.__mro__ }}", "{% for x in range(10**9) %}{% endfor %}", "{0.__class__}", "%s%n"],
+        "decoys": [str(file), str(decoys), f"{decoys}/new", f"file://{file}", f" {file}", "model.pt", "en.sp.model"],
+        "paths": up + odd,
+        "addresses": addresses + hub,
+        "tokens": ["<image>", "<__dj__image>", "<|im_end|>"],
+        "patterns": patterns,
+        "columns": statistics + ["images", "text"],
+        "numbers": [*numbers, 32, -1, 0, 1, 0.0, 0.5, 1.5, "0", "1e9", "1TB", "//"],
+        "empty": [True, False, None, "", " ", [], {}, [None], "true", "null"],
+        "words": [*words, ["red", "boat"], [""], ["x"] * 101],
+    }
 
 
 def generate_cases(decoys: Path, full: bool = True) -> Iterator[tuple[str, str, object]]:
@@ -201,9 +92,10 @@ def generate_cases(decoys: Path, full: bool = True) -> Iterator[tuple[str, str, 
 
     Args:
         decoys: folder that the values name.
-        full: whether forbidden arguments get every value, not only one.
+        full: whether arguments get every value, not only a third of each kind, and forbidden ones not only one.
     """
-    values = list_hostile_values(decoys)
+    kinds = list_hostile_values(decoys).values()
+    values = [value for kind in kinds for value in (kind if full else kind[::3])]
     for operator in read_allowed_operators().values():
         for argument in dict.fromkeys((*operator.arguments, *operator.defaults, "trust_remote_code", "captioner")):
             for value in values if full or argument in operator.arguments else values[:1]:

@@ -61,6 +61,8 @@ def save_tiny_blip2(folder: Path) -> Path:
     )
     torch.manual_seed(0)
     model = Blip2ForConditionalGeneration(config)
+    # every tenth word ends a caption, which Data-Juicer's operator would otherwise continue for 128 words
+    model.generation_config.eos_token_id = [2, *range(10, BLIP2_IMAGE_TOKEN, 10)]
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder

@@ -120,15 +120,11 @@ def test_a_second_run_reads_the_images_again(tmp_path):
     assert ids(tmp_path / "out/dropped.jsonl") == ["r0"]
 
 
-def test_statistics_in_the_input_are_ignored(tmp_path):
-    data = write_dataset(tmp_path, **{Fields.stats: {"text_len": 10_000}})
+def test_results_of_an_earlier_run_in_the_input_are_not_used(tmp_path):
+    record = {"caption": "written before", "original": "no", "similarity": 0.3}
+    data = write_dataset(tmp_path, recaption=record, **{Fields.stats: {"text_len": 10_000}})
     run(data, tmp_path / "out", [LENGTH])
     assert ids(tmp_path / "out/dropped.jsonl") == ["r1", "r3"]
-
-
-def test_a_caption_of_an_earlier_run_is_marked(tmp_path):
-    record = {"caption": "written before", "original": "no", "similarity": 0.3}
-    run(write_dataset(tmp_path, recaption=record), tmp_path / "out", [LENGTH])
     rows = read_rows(tmp_path / "out/filtered.jsonl")
     assert rows and all("recaption" not in row and row["earlier_recaption"] == record for row in rows)
 
@@ -267,7 +263,7 @@ TEXT_FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS[:2])
 def test_text_statistics_equal_those_of_data_juicer_on_captions(tmp_path, form):
     captions = ["a red circle", "one two one two one two", "a line\nand another one", "!?", "12 image dj eoc", ""]
     data = write_dataset(tmp_path, captions)
@@ -304,11 +300,19 @@ def test_an_operator_of_tokens_must_not_change_their_number(tmp_path, register, 
 
 
 def test_an_empty_result_names_the_operator_that_dropped_most(tmp_path):
-    process = [LENGTH, {"text_length_filter": {"min_len": 9000}}]
+    """Outputs of an earlier run, and stored work of another recipe, are removed."""
+    data = write_dataset(tmp_path)
+    (tmp_path / "out/.data_juicer-0123456789abcdef/pass-0").mkdir(parents=True)
+    assert run(data, tmp_path / "out", [LENGTH])["rows_in"] == len(CAPTIONS)
+    assert len(os.listdir(tmp_path / "out")) == 4
     with pytest.raises(
         InputError, match=r"kept none of 6 rows; text_length_filter \(step 2\) dropped the most rows \(4"
     ):
-        run(write_dataset(tmp_path), tmp_path / "out", process)
+        run(data, tmp_path / "out", [LENGTH, {"text_length_filter": {"min_len": 9000}}])
+    assert outputs(tmp_path / "out") == []
+    data.write_text("")
+    with pytest.raises(InputError, match="has no rows"):
+        run(data, tmp_path / "out", [LENGTH])
 
 
 def test_repaired_images_are_read_after_an_empty_result(tmp_path):
@@ -322,24 +326,10 @@ def test_repaired_images_are_read_after_an_empty_result(tmp_path):
     assert run(data, tmp_path / "out", [{"image_integrity_filter": None}])["rows_kept"] == 6
 
 
-def test_a_failed_run_removes_outputs_of_an_earlier_run(tmp_path):
-    data = write_dataset(tmp_path)
-    run(data, tmp_path / "out", [LENGTH])
-    with pytest.raises(InputError):
-        run(data, tmp_path / "out", [{"text_length_filter": {"min_len": 9000}}])
-    assert outputs(tmp_path / "out") == []
-
-
-def test_an_empty_input_is_an_error(tmp_path):
-    (tmp_path / "pretrain.jsonl").touch()
-    with pytest.raises(InputError, match="has no rows"):
-        run(tmp_path / "pretrain.jsonl", tmp_path / "out", [LENGTH])
-
-
-SMALL_PARTITION = 1000
+SMALL_PARTITION = 400
 IN_SMALL_PARTITIONS = f"""
 import sys; sys.path.insert(0, sys.argv.pop(1))
-import dj2mgm.juicer.partitions; dj2mgm.juicer.partitions.PARTITION_ROWS = {SMALL_PARTITION}
+from dj2mgm.juicer import partitions; partitions.PARTITION_ROWS = partitions.ROWS_AT_ONCE = {SMALL_PARTITION}
 import filter_data; filter_data.main()
 """
 
@@ -383,7 +373,7 @@ def write_partitions(folder: Path, partitions: float) -> Path:
     data = write_dataset(folder)
     rows = read_rows(data)
     numbered = (
-        row | {"id": f"n{number}", "text": build_dj_text(f"picture {number % 999}") if number % 7 else row["text"]}
+        row | {"id": f"n{number}", "text": build_dj_text(f"picture {number % 399}") if number % 7 else row["text"]}
         for number, row in zip(range(round(partitions * SMALL_PARTITION)), cycle(rows), strict=False)
     )
     write_jsonl(data, numbered)
@@ -413,7 +403,7 @@ def test_a_killed_run_resumes_with_the_same_result(tmp_path, executor_keys):
     victim = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     while not list((tmp_path / "out").glob(".data_juicer-*/pass-1/000000")):
         assert victim.poll() is None
-        sleep(0.05)
+        sleep(0.01)
     victim.kill()
     victim.stderr.read()  # returns only after the workers, which share the pipe, have ended
     victim.wait()
@@ -523,13 +513,7 @@ def test_work_continues_only_with_same_recipe_data_and_models(tmp_path, monkeypa
 def test_a_ray_address_without_a_cluster_is_named(tmp_path):
     data = write_dataset(tmp_path)
     executor_keys = {"executor": "ray", "ray_address": "127.0.0.1:1"}
-    done = subprocess.run(command(data, tmp_path / "out", [LENGTH], 1, **executor_keys), capture_output=True, text=True)
+    arguments = command(data, tmp_path / "out", [LENGTH], 1, forked_python(), **executor_keys)
+    done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert "recipe.ray_address: no Ray cluster at '127.0.0.1:1'" in done.stderr.splitlines()[-1]
-
-
-def test_stored_work_of_another_recipe_is_not_used(tmp_path):
-    data = write_dataset(tmp_path)
-    (tmp_path / "out/.data_juicer-0123456789abcdef/pass-0").mkdir(parents=True)
-    assert run(data, tmp_path / "out", [LENGTH])["rows_in"] == len(CAPTIONS)
-    assert len(os.listdir(tmp_path / "out")) == 4

@@ -19,7 +19,6 @@ from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.recipes.recipe_parsing import parse_steps
 from dj2mgm.storage.files import read_jsonl, write_jsonl, write_yaml
 from drawn_datasets import draw_dataset
-from forked_python import forked_python
 from paths import PROJECT
 from tiny_models import save_image
 
@@ -34,14 +33,6 @@ def shapes(tmp_path_factory) -> Path:
     rates |= {"extreme_aspect": 0.04, "truncated_image": 0.04, "not_an_image": 0.04}
     write_shapes(draw_dataset(7, 300, 3, 2, **rates), folder)
     return folder
-
-
-def filter_data(folder: Path, settings: object, output: Path) -> subprocess.CompletedProcess:
-    config = output.parent / "config.yaml"
-    write_yaml(config, settings)
-    script = PROJECT / "workflow_scripts/filter_data.py"
-    arguments = ["--config", config, "--data", folder / "pretrain.jsonl", "--output-dir", output]
-    return subprocess.run([forked_python(), script, *arguments], capture_output=True, text=True)
 
 
 def test_the_baseline_recipe_finds_only_the_planted_faults(shapes, tmp_path):
@@ -155,7 +146,6 @@ SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
     ("change", "message"),
     [
         ({"imageroot": "x"}, "imageroot: unknown key; did you mean 'image_root'?"),
-        ({"recipe": {"proces": []}}, "a recipe has no key 'recipe.proces', only executor, process, ray_address, rows;"),
         ({"image_root": "/no/such/folder"}, "image_root: there is no folder /no/such/folder"),
         ({"processes": 0}, "processes: expected an integer from 1 to 4096 or null, found 0"),
     ],
@@ -169,11 +159,3 @@ def test_messages_about_settings_name_file_and_key(tmp_path, change, message):
 def test_processes_null_means_all_cores_of_this_process(tmp_path):
     write_yaml(tmp_path / "config.yaml", {"image_root": str(tmp_path)} | SETTINGS | {"processes": None})
     assert read_filter_settings(tmp_path / "config.yaml").processes == len(os.sched_getaffinity(0))
-
-
-def test_invalid_input_is_reported_in_one_line(shapes, tmp_path):
-    settings = {"image_root": str(shapes), "processes": 1, "recipe": {"process": [{"text_lenght_filter": {}}]}}
-    done = filter_data(shapes, settings, tmp_path / "out")
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert "unknown operator 'text_lenght_filter'; the nearest known one is 'text_length_filter'" in line

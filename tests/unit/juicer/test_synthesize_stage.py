@@ -235,8 +235,6 @@ def test_the_captioner_mgm_needs_its_folders(project, tmp_path):
     ("change", "message"),
     [
         ({"captioner": {"name": "blip"}}, "captioner.name: expected mgm, blip2 or openai, found 'blip'"),
-        ({"captioner": "mgm"}, "captioner: expected keys and values or null, found 'mgm'"),
-        ({"captioner": {"batch_size": 8}}, "captioner.name: the key is missing"),
         ({"captioner": {"name": "openai", "max_tokens": 8}}, "captioner.model: the key is missing"),
         ({"captioner": {"name": "blip2", "modl": "x"}}, "captioner.modl: unknown key; did you mean 'model'?"),
     ],
@@ -247,26 +245,15 @@ def test_messages_about_invalid_settings_name_file_and_key(project, tmp_path, ch
         read_synthesize_settings(tmp_path / "config.yaml", tmp_path, build_captioner_model(project))
 
 
-def test_a_recipes_own_captioner_needs_no_settings(project, tmp_path):
-    write_yaml(tmp_path / "config.yaml", build_captioner_settings(project, tmp_path, PROCESS) | {"captioner": None})
-    settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
-    assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] is None
-
-
-def test_blip2_becomes_data_juicers_operator(project, tmp_path):
-    captioner = {"name": "blip2", "model": "Salesforce/blip2-opt-2.7b", "batch_size": 8}
-    write_yaml(
-        tmp_path / "config.yaml", build_captioner_settings(project, tmp_path, PROCESS) | {"captioner": captioner}
-    )
-    settings = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
-    assert settings.arguments["low_similarity_recaption_mapper"]["captioner"] == {
-        "image_captioning_mapper": {
-            "hf_img2seq": "Salesforce/blip2-opt-2.7b",
-            "keep_original_sample": False,
-            "gpu_batch_size": 8,
-            "batch_size": 8,
-        }
-    }
+def test_a_captioner_of_the_settings_becomes_an_operator(project, tmp_path):
+    settings = build_captioner_settings(project, tmp_path, PROCESS)
+    blip2 = {"name": "blip2", "model": "Salesforce/blip2-opt-2.7b", "batch_size": 8}
+    sizes = {"gpu_batch_size": 8, "batch_size": 8}
+    operator = {"hf_img2seq": "Salesforce/blip2-opt-2.7b", "keep_original_sample": False} | sizes
+    for captioner, expected in ((None, None), (blip2, {"image_captioning_mapper": operator})):
+        write_yaml(tmp_path / "config.yaml", settings | {"captioner": captioner})
+        read = read_synthesize_settings(tmp_path / "config.yaml", tmp_path, None)
+        assert read.arguments["low_similarity_recaption_mapper"]["captioner"] == expected
 
 
 def test_two_runs_never_write_the_same_file_of_captions(project, tmp_path):

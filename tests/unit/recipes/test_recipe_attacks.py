@@ -22,7 +22,7 @@ from recipe_fuzzing import generate_cases, is_accepted, make_process, prepare, r
 
 CODE = "lambda s: [__import__('os').system('touch ran')]"
 MINHASH, REPEATS = "document_minhash_deduplicator", "remove_repeat_sentences_mapper"
-WRAPPED = (CODE, f"({CODE})", f" \n(({CODE}))", f"[{CODE}][0]", f"(f := {CODE})", f"# x\n{CODE}", [CODE], {"a": CODE})
+WRAPPED = (CODE, f" \n(({CODE}))", f"(f := {CODE})", f"# x\n{CODE}", [CODE], {"a": CODE})
 ATTACKS = {
     **{f"code {number}": {REPEATS: {"tokenizer": code}} for number, code in enumerate(WRAPPED)},
     "a file of code": {"python_file_mapper": {"file_path": "DECOYS/model.pt"}},
@@ -30,11 +30,9 @@ ATTACKS = {
     "a deleted file": {MINHASH: {"tokenization": "sentencepiece", "tokenizer_model": "DECOYS/model.pt"}},
     "a deleted file by a language": {"perplexity_filter": {"lang": "../DECOYS/en"}},
     "a folder of words": {"stopwords_filter": {"stopwords_dir": "DECOYS/new"}},
-    "another folder of words": {"flagged_words_filter": {"flagged_words_dir": "DECOYS/new"}},
     "a folder of faces": {"video_active_speaker_detect_mapper": {"face_track_bbox_path": "DECOYS/new"}},
     "statistics elsewhere": {"text_length_filter": {"stats_export_path": "DECOYS/stats.jsonl"}},
     "a downloaded tokenizer": {"alphanumeric_filter": {"tokenization": True}},
-    "a downloaded model of words": {"words_num_filter": {"tokenization": True, "lang": "../../x"}},
     "a language that is a path": {"word_repetition_filter": {"lang": "../../x"}},
     "a hub id": {"image_text_similarity_filter": {"hf_clip": "evil/model"}},
     "a default on the hub": {"image_nsfw_filter": {}},
@@ -42,7 +40,6 @@ ATTACKS = {
     "a model behind a link": {"image_text_similarity_filter": {"hf_clip": "results/linked"}},
     "a model of another format": {"image_segment_mapper": {"model_path": "DECOYS/model.pt"}},
     "another column": {"image_shape_filter": {"min_width": 1, "image_key": "elsewhere"}},
-    "another column of text": {"fix_unicode_mapper": {"text_key": "meta"}},
     "a database": {"ray_document_deduplicator": {"redis_address": "redis://evil.example:6379"}},
     "another worker": {"ray_image_deduplicator": {"worker_cls": "x.y"}},
     "a server of models": {"openai_captioning_mapper": {"base_url": "http://evil.example/v1"}},
@@ -56,7 +53,6 @@ ATTACKS = {
     "a chat template of its own": {"likelihood_gain_filter": {"template": {"template": "{% for x in y %}"}}},
     "images outside": {"image_integrity_filter": {"image_root": "/"}},
     "a folder to work in": {"text_length_filter": {"work_dir": "DECOYS/new"}},
-    "an environment": {"text_length_filter": {"runtime_env": {"pip": ["evil"]}}},
 }
 
 
@@ -95,7 +91,7 @@ def test_every_forbidden_operator_is_refused_with_a_reason():
             parse_recipe("recipe", {"process": [{name: None}]})
 
 
-@pytest.mark.parametrize("address", ["evil.example:6379", "10.0.0.1:10001", "ray://127.0.0.1:1", "", "auto:1"])
+@pytest.mark.parametrize("address", ["evil.example:6379", "ray://127.0.0.1:1", ""])
 def test_a_recipe_names_no_ray_cluster_on_another_machine(project, address):
     recipe = {"executor": "ray", "ray_address": address, "process": [{"text_length_filter": None}]}
     with pytest.raises(InputError, match="mine.yaml: 'ray_address' must be auto, or a port of this machine"):
@@ -163,7 +159,7 @@ def sandbox() -> Iterator[Path]:
 
 
 def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypatch):
-    """Try operators without a model; tests/support/recipe_fuzzing.py tries the others and every value."""
+    """Try operators without a model and some values of each kind; tests/support/recipe_fuzzing.py tries all."""
     decoys, expected_files = sandbox / "decoys", {}
     monkeypatch.chdir(sandbox / "work")
     tried = 0
@@ -173,7 +169,7 @@ def test_hostile_values_are_refused_or_change_nothing_outside(sandbox, monkeypat
         if not operator.startswith(NEEDS_PACKAGES) and is_accepted(process):  # without a folder for models
             assert "decoys" not in str(value) and "lambda" not in str(value)
             expected_files.setdefault((operator, type(value)), (process, False))
-    assert tried > 20_000 and len(expected_files) > 40
+    assert tried > 5000 and len(expected_files) > 40
     code = f"(lambda s: [s, __import__('os').system('touch {decoys}/ran')][:1])"
     attacks = [  # without the check, to show that the sandbox notices attacks
         [{REPEATS: {"tokenizer": code}}],
@@ -219,10 +215,7 @@ VALUES = {
         {"image_shape_filter": {"min_width": 300, "max_width": 200}},
         "min_width 300 is above max_width 200, so that no row could be kept",
     ),
-    "crossed with a default": (
-        {"text_length_filter": {"max_len": 5}},
-        "min_len \\(by default 10\\) is above max_len 5",
-    ),
+    "crossed with a default": ({"text_length_filter": {"max_len": 5}}, r"min_len \(by default 10\) is above max_len 5"),
     "crossed sizes": (
         {"image_size_filter": {"min_size": "2MiB", "max_size": "20"}},
         "min_size 2MiB is above max_size 20",
@@ -236,7 +229,6 @@ VALUES = {
         "pattern and repl are lists of different lengths",
     ),
     "an empty filter": ({"image_size_filter": None}, "the operator has no effect without min_size or max_size"),
-    "another empty filter": ({"image_shape_filter": {"any_or_all": "all"}}, "without min_width or max_width"),
 }
 
 

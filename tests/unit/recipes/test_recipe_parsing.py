@@ -63,23 +63,14 @@ def recaptioning(captioner: object) -> dict:
 BAD = {
     "no process": ({}, "mine.yaml: 'process' must be a list of at least one operator"),
     "no list": ({"process": {"text_length_filter": {}}}, "'process' must be a list"),
-    "an empty list": ({"process": []}, "'process' must be a list"),
     "a nested list": ({"process": [[{"text_length_filter": {}}]]}, "step 1: expected 'operator: {argument: value}'"),
-    "nothing": ({"process": [None]}, "step 1: expected 'operator: {argument: value}', found None"),
-    "two operators": ({"process": [{"a": 1, "b": 2}]}, "step 1: expected 'operator"),
     "no mapping": (step() | {"process": [{"text_length_filter": [3]}]}, "step 1: expected 'operator"),
     "a number as a name": ({"process": [{5: {}}]}, "step 1: unknown operator '5'"),
-    "nothing as a name": ({"process": [{None: {}}]}, "step 1: unknown operator 'null'"),
     "a number as an argument": (
         "process: [text_length_filter: {5: 1}]",
         "step 1: text_length_filter has no argument '5'",
     ),
     "no number": (step(min_len=float("nan")), "text_length_filter.min_len': must be a finite number"),
-    "no limit": (step(max_len=float("inf")), "text_length_filter.max_len': must be a finite number"),
-    "a date": (
-        "process: [text_length_filter: {min_len: 2020-01-01}]",
-        "'min_len' must be a whole number from 0, found '2020",
-    ),
     "itself": ("process:\n- text_length_filter: &a\n    min_len: *a", "line 2: .* an anchor holds an alias of itself"),
     "a bad date": (
         "process: [text_length_filter: {min_len: 2020-13-01}]",
@@ -98,25 +89,17 @@ BAD = {
         {"process": [{"remove_repeat_sentences_mapper": {"tokenizer": " lambda t: [t]"}}]},
         "'tokenizer' is not allowed in a recipe. Allowed are accelerator, batch_size, ignore_special_character, ",
     ),
-    "packages": (step(runtime_env={"pip": ["x"]}), "'runtime_env' is not allowed"),
     "a deep argument": (
         {"process": [{"llm_perplexity_filter": {"model_params": {"trust_remote_code": True}}}]},
         "'trust_remote_code' is not allowed",
-    ),
-    "a folder of captions": (
-        {"process": [{"low_similarity_recaption_mapper": {"captions_folder": "/tmp", "writer": "../x"}}]},
-        "'captions_folder' is not allowed",
     ),
     "a question with a control token": (
         {"process": [{"mgm_captioning_mapper": {"base_model": "a", "stage": "b", "question": "<image>"}}]},
         "'base_model' must be a folder on this machine, found 'a'",
     ),
-    "a model's code": ({"process": [{"image_text_similarity_filter": {"trust_remote_code": True}}]}, "is not allowed"),
     "rows to lose": (step(skip_op_error=True), "'skip_op_error' is not allowed, since rows .* would be lost"),
     "batches of nothing": (step(batch_size=0), "'batch_size' must be a whole number from 1 to 100000, found 0"),
-    "batches of less": (step(batch_size=-5), "'batch_size' must be a whole number from 1 to 100000, found -5"),
     "an executor": (step() | {"executor": "dask"}, "mine.yaml: 'executor' must be default or ray, found 'dask'"),
-    "an unhashable executor": (step() | {"executor": ["ray"]}, "mine.yaml: 'executor' must be default or ray"),
     "an address": (step() | {"ray_address": "auto"}, "'ray_address' needs 'executor: ray'"),
     "an operator": (
         {"process": [{"image_integrity_filter": None}, {"text_lenght_filter": {}}]},
@@ -135,17 +118,8 @@ BAD = {
         recaptioning({"mgm_captionin_mapper": {}}),
         "step 1, captioner: unknown operator 'mgm_captionin_mapper'; the nearest known one is 'mgm_captioning_mapper'",
     ),
-    "a captioner's argument": (
-        recaptioning({"mgm_captioning_mapper": {"beams": 3}}),
-        "step 1, captioner: mgm_captioning_mapper has no argument 'beams'; the nearest one is 'num_beams'",
-    ),
-    "a captioner's shape": (
-        recaptioning({"mgm_captioning_mapper": [3]}),
-        "step 1, captioner: expected 'operator: {argument: value}'",
-    ),
-    "an endless name": ({"process": [{"x" * 10**6: {}}]}, "step 1: 'xxx.*xxx... is longer than any name"),
-    "an endless argument": (step(**{"x" * 10**6: 1}), "step 1: 'xxx.*xxx... is longer than any name"),
-    "an endless text": ({"process": ["x" * 10**6]}, "expected 'operator: {argument: value}', found 'xxx.*xxx...$"),
+    "an endless name": ({"process": [{"x" * 10**5: {}}]}, "step 1: 'xxx.*xxx... is longer than any name"),
+    "an endless text": ({"process": ["x" * 10**5]}, "expected 'operator: {argument: value}', found 'xxx.*xxx...$"),
     "a captioner that writes no captions": (
         recaptioning({"fix_unicode_mapper": {}}),
         "step 1, captioner: fix_unicode_mapper writes no captions. Use one of ",
@@ -226,7 +200,7 @@ NEAR = st.fixed_dictionaries({"process": PROCESS | SCALARS}, optional={"executor
 RECIPES = NEAR | st.dictionaries(KEYS, PROCESS | SCALARS, max_size=3)
 
 
-@fuzzed(2000)
+@fuzzed(900)
 @given(recipe=RECIPES)
 def test_both_checks_agree_on_any_recipe(project, tmp_path, recipe):
     with pytest.MonkeyPatch.context() as patch:  # writing and parsing YAML would take most of the time
@@ -251,7 +225,7 @@ ODD = st.binary(max_size=4) | st.sampled_from((b"&a ", b"*a", b": ", b"!!int ", 
 EDIT = st.tuples(st.integers(0, len(TEXT)), ODD)
 
 
-@fuzzed(2000)
+@fuzzed(900)
 @given(st.lists(EDIT, max_size=4))
 def test_any_string_as_a_recipe_is_accepted_or_refused(project, edits):
     text = TEXT

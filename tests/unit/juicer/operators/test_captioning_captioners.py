@@ -85,17 +85,14 @@ def test_data_juicers_captioner_depends_on_seed_and_images(blip2, images, monkey
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail(f"started {args}"))
     monkeypatch.setattr(LazyLoader, "_install_package", lambda *args, **kwargs: pytest.fail("installs a package"))
     captioner = Captioner(blip2, seed=0)
-    first = captioner(images[:3], ["a", "b", "c"])
-    assert [len(captions_of_image.candidates) for captions_of_image in first] == [1, 1, 1] and first[
-        0
-    ].log_likelihoods is None
-    assert all(
-        text.startswith("w") and "<" not in text for captions_of_image in first for text in captions_of_image.candidates
-    )
+    first = captioner(images[:2], ["a", "b"])
+    for captions in first:
+        [text] = captions.candidates
+        assert captions.log_likelihoods is None and text.startswith("w") and "<" not in text
     random.random()  # change the state of the random generator
-    assert captioner(images[:3], ["a", "b", "c"]) == first
-    assert captioner(images[:3], ["a", "b", "d"]) != first
-    assert Captioner(blip2, seed=1)(images[:3], ["a", "b", "c"]) != first
+    assert captioner(images[:2], ["a", "b"]) == first
+    assert captioner(images[:2], ["a", "d"]) != first
+    assert Captioner(blip2, seed=1)(images[:2], ["a", "b"]) != first
 
 
 def test_data_juicers_captioner_recaptions_rows(blip2, images, tmp_path):
@@ -161,7 +158,7 @@ def test_writers_share_captions_and_write_their_own_files(tmp_path):
     assert lines == {"first.jsonl": 1, "second.jsonl": 1, "first-2.jsonl": 1}
 
 
-@pytest.mark.parametrize("cut", [1, 5, 40])
+@pytest.mark.parametrize("cut", [1, 40])
 def test_an_incomplete_line_is_removed_and_captioned_again(tmp_path, cut):
     store = CaptionStore(tmp_path, "f", "w")
     store.add({"x": Captions(["a"], [-1.0]), "y": Captions(["ü"], [-2.0])})
@@ -179,14 +176,10 @@ def test_an_incomplete_line_is_removed_and_captioned_again(tmp_path, cut):
 
 WRONG_LINES = {
     "other keys": '{"a": 1}',
-    "nested": "[" * 100_000,
     "no candidate": '{"image": "y", "candidates": [], "log_likelihoods": null}',
-    "a list as image": '{"image": ["y"], "candidates": ["a"], "log_likelihoods": null}',
     "a number as candidate": '{"image": "y", "candidates": [5], "log_likelihoods": null}',
     "half a character": '{"image": "y", "candidates": ["\\ud800"], "log_likelihoods": null}',
-    "too few numbers": '{"image": "y", "candidates": ["a", "b"], "log_likelihoods": [-1]}',
     "a negative budget": '{"image": "y", "candidates": ["a"], "log_likelihoods": null, "tokens": -1000}',
-    "no number of tokens": '{"image": "y", "candidates": ["a"], "log_likelihoods": null, "tokens": "x"}',
     "a problem of markup": '{"image": "y", "candidates": ["a"], "log_likelihoods": null, "problem": "<b>"}',
 }
 
@@ -199,8 +192,14 @@ def test_a_file_with_other_contents_is_named(tmp_path, line):
         CaptionStore(tmp_path, "f", "other")
 
 
-@pytest.mark.parametrize("name", ["own.jsonl", "other.jsonl", "turn"])
-@pytest.mark.parametrize("make", [lambda path, file: path.symlink_to(file), lambda path, _: os.mkfifo(path)])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("own.jsonl", lambda path, file: path.symlink_to(file)),
+        ("turn", lambda path, file: path.symlink_to(file)),
+        ("other.jsonl", lambda path, _: os.mkfifo(path)),
+    ],
+)
 def test_links_and_pipes_are_not_opened(tmp_path, name, make):
     """A link instead of a store's file must not change a file elsewhere, and a pipe must not block."""
     elsewhere = tmp_path / "elsewhere"

@@ -85,7 +85,7 @@ def assert_equal_scores(left: list[list[float]], right: list[list[float]], toler
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"horizontal_flip": True}, {"vertical_flip": True, "reduce_mode": "max"}, {"reduce_mode": "min"}],
+    [{}, {"horizontal_flip": True, "reduce_mode": "min"}, {"vertical_flip": True, "reduce_mode": "max"}],
     ids=lambda arguments: ", ".join(arguments) or "defaults",
 )
 def test_scores_equal_those_of_the_stock_operator(clip, rows, arguments):
@@ -218,8 +218,7 @@ def run_recipe(folder: Path, rows: list[dict], arguments: dict, processes: int) 
     return subprocess.run([forked_python(), script, *flags], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_recipe_keeps_exactly_the_rows_above_the_threshold(clip, photos, tmp_path, processes):
+def test_a_recipe_keeps_exactly_the_rows_above_the_threshold(clip, photos, tmp_path):
     texts = [f"{IMAGE}\n{'abcdefgh'[number % 8] * (number + 1)} {END}" for number in range(12)]
     rows = [
         {"id": str(number), "text": text, "images": [Path(photos[number % 5]).name]}
@@ -231,7 +230,7 @@ def test_a_recipe_keeps_exactly_the_rows_above_the_threshold(clip, photos, tmp_p
     ordered = sorted(score for [score] in expected)
     threshold = (ordered[5] + ordered[6]) / 2
     arguments = {"hf_clip": clip, "min_score": threshold, "batch_size": 4}
-    done = run_recipe(tmp_path, rows, arguments, processes)
+    done = run_recipe(tmp_path, rows, arguments, processes=2)
     assert done.returncode == 0, done.stderr
     kept_ids = [row["id"] for row in read_jsonl(tmp_path / "out/filtered.jsonl")]
     assert kept_ids == [str(number) for number, [score] in enumerate(expected) if score >= threshold]

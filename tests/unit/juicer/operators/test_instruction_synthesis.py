@@ -206,25 +206,20 @@ HOSTILE = {
 
 
 def test_hostile_answers_are_counted_and_dropped(project, tmp_path, monkeypatch):
-    """Images of the first eight pairs get hostile answers, except one image that gets a useful answer."""
+    """In each run, the first image gets a useful answer, and each of the other six images a hostile one."""
     monkeypatch.setenv(VARIABLE, KEY)
-    problems = Counter()
-    for number, (hostile, problem) in enumerate(HOSTILE.items()):
-        folder = tmp_path / str(number)
-        with ScriptedServer(lambda request, text=hostile: caption(GOOD if request.number == 1 else text)) as server:
+    hostile = list(HOSTILE)
+    for first in range(0, len(hostile), 6):
+        texts, folder = hostile[first : first + 6], tmp_path / str(first)
+        with ScriptedServer(lambda request, texts=(GOOD, *texts): caption(texts[request.number - 1])) as server:
             arguments = make_server_captioner(
                 project, folder, server.url, server={"key_variable": VARIABLE, "concurrency": 1}
             )
-            if number == 0:  # once in a separate process, otherwise in this one
-                run(command(project, folder, arguments))
-                report = read_report(folder)
-            else:
-                report = in_this_process(project, folder, arguments)
-        assert report["written"] == 2 and report["dropped"] == {problem: 12}, hostile[:80]
-        problems[problem] += 1
+            report = in_this_process(project, folder, arguments)
+        expected = Counter(HOSTILE[text] for text in texts for _ in range(2))
+        assert report["written"] == 2 and report["dropped"] == expected
         stored = "".join(path.read_text() for path in folder.rglob("*.jsonl"))
         assert KEY not in stored
-    assert problems.total() == len(HOSTILE)
 
 
 def in_this_process(project: Path, folder: Path, settings: dict) -> dict:
@@ -359,11 +354,8 @@ def test_different_spellings_of_a_question_are_one_question():
         "one odd answer decides nothing"
     )
     assert pool.choose("a cat", ["recognition"], {"what color is it"}, partial(draw, 0)) is None
-
-
-def test_the_kind_of_a_question_follows_most_answers():
     pool = QuestionPool(("How many?", answer) for answer in ("two", "several", "3"))
-    assert pool.kinds == {"count": ["How many?"]}
+    assert pool.kinds == {"count": ["How many?"]}, "most answers decide the kind"
 
 
 def test_the_runs_model_answers_questions_of_the_dataset(project, tmp_path):

@@ -128,7 +128,6 @@ def test_captions_can_be_clustered(clip, tmp_path):
     [
         ({"clusters": 50, "keep_rows": 5}, 5),  # fewer rows than clusters
         ({"clusters": 3, "keep_rows": 99}, 13),  # fewer rows than requested
-        ({"clusters": 3, "keep_fraction": 0.5}, 6),
         ({"clusters": 3, "keep_fraction": 0.01}, 1),
     ],
 )
