@@ -191,6 +191,18 @@ def test_several_images_keep_their_positions(folders, tmp_path, family):
 
 
 @pytest.mark.parametrize("family", SOME)
+def test_logits_equal_transformers(folders, data, family):
+    vlm = load_family(folders[family])
+    dataset = ConversationDataset(data[family], vlm.make_encoder("", 512))
+    batch = Collator(dataset.encoder, max(dataset.lengths))([dataset[0]])
+    inputs = {name: value for name, value in batch.items() if name not in ("labels", "answer_positions")}
+    stock = AutoModelForImageTextToText.from_pretrained(folders[family]).eval()
+    with torch.inference_mode():
+        own = vlm.load(torch.float32, "eager").eval()(**inputs).logits
+        torch.testing.assert_close(own, stock(**inputs).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", SOME)
 def test_images_in_the_weights_dtype_do_not_change_the_loss(folders, data, family):
     vlm = load_family(folders[family])
     dataset = ConversationDataset(data[family], vlm.make_encoder("", 512))
