@@ -68,11 +68,8 @@ def test_links_may_not_leave_the_image_folder(root, tmp_path):
     assert reason(locate_image, root, "leaves.png") == "outside"
     assert reason(locate_image, root, "up/secret.png") == "outside"
     assert locate_image(root, "stays.png") == root / "a.png"
-
-
-def test_an_image_folder_that_is_itself_a_link_is_followed(root, tmp_path):
     (tmp_path / "link").symlink_to(root)
-    assert locate_image(tmp_path / "link", "a.png") == root / "a.png"
+    assert locate_image(tmp_path / "link", "a.png") == root / "a.png", "the folder itself may be a link"
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.gif", "a.bmp"])
