@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 import yaml
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import write_jsonl
@@ -449,6 +449,7 @@ def test_samples_of_sources_keep_their_proportions(sources, data):
         assert len(pool) <= limits[source] and (not pool or max(pool) - min(pool) <= 1)
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 40), min_size=1), st.data())
 def test_smaller_shares_are_subsets_of_larger_ones(sources, data):
     """Each source has its share of rows and of samples, so that its rows are repeated equally often."""
