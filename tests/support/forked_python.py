@@ -29,10 +29,17 @@ from pathlib import Path
 
 import numpy
 
+NO_LIBRARIES = "# runs without libraries\n"  # first line of a script that a fork would only slow down
 # sends scripts to the parent if it has imported libraries for them; executes Python itself otherwise
 CLIENT = """#!{python} -IS
 import array, json, os, socket, sys
 words = [word for word in sys.argv[1:] if word != "-u"]
+if words and words[0].endswith(".py"):
+    with open(words[0]) as script:
+        if script.readline() == {no_libraries!r}:
+            sys.argv = words
+            exec(script.read(), {{"__name__": "__main__"}})
+            sys.exit()
 if not words or words[0] != "-c" and os.path.basename(words[0]) not in {scripts!r}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 parent = socket.socket(socket.AF_UNIX)
@@ -86,7 +93,9 @@ def programs() -> str:
     with open(Path(folder, "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not address.exists():
-            client.write_text(CLIENT.format(python=sys.executable, scripts=SCRIPTS, address=str(address)))
+            client.write_text(
+                CLIENT.format(python=sys.executable, scripts=SCRIPTS, address=str(address), no_libraries=NO_LIBRARIES)
+            )
             client.chmod(0o755)
             parent = subprocess.Popen([sys.executable, __file__, address, owner], start_new_session=True)
             while not address.exists():

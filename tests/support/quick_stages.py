@@ -1,5 +1,6 @@
 """A project whose stages write small results immediately instead of training, for tests of the rules."""
 
+from forked_python import NO_LIBRARIES
 from small_project import Project
 
 STAGES = ("make_dataset", "unpack_foundation", "train_clip", "train_language_model", "assemble_model", "filter_data")
@@ -53,7 +54,7 @@ write("metrics.json", value=metrics)
 row_count = 9 if experiment == "baseline" else 8
 rows = {"pretrain": {"rows_in": 9, "rows_out": row_count, "dropped": {}, "repeated": 0}}
 rows["finetune"] = {"rows_in": 0, "rows_out": 0, "dropped": {}, "repeated": 0}
-counts = rows if stage == "write_jsonl" else {"evaluation": 1}
+counts = rows if stage == "write_jsonl" else {"pretrain": 9, "finetune": 0, "evaluation": 1}
 recipe_counts = {"rows_in": 1, "rows_kept": 1, "broken_images": {}}
 recipe_summary = recipe_counts | {"operators": [], "data_juicer": "1.6.1", "input": {}}
 write("summary.json", value=counts | recipe_summary)
@@ -72,7 +73,7 @@ for part in parts:
 
 def replace_stages(project: Project, levels: dict[str, float], spread: float) -> None:
     """Replace the stages by scripts that write scores around each experiment's level, with `spread` between seeds."""
-    text = QUICK.replace("LEVELS", repr(levels)).replace("SPREAD", repr(spread))
+    text = NO_LIBRARIES + QUICK.replace("LEVELS", repr(levels)).replace("SPREAD", repr(spread))
     for stage in STAGES:
         (project.folder / "workflow_scripts" / f"{stage}.py").write_text(text, encoding="utf-8")
 
