@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -41,7 +40,6 @@ def read(folder):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("finetune={lora: {rnk: 8}}", "finetune.lora.rnk: unknown key"),
         (
             "finetune={lora: {r: 4, r: 5}}",
             "the command line's --config finetune: the key 'r' is stated twice; keep one",
@@ -51,7 +49,6 @@ def read(folder):
             "model=mgm-2b",
             "model mgm-2b: it is not on this machine yet. `snakemake fetch --config model=mgm-2b` downloads 8.1 GB: ",
         ),
-        ("evaluate={judge_clip: /no/such/clip}", "evaluate.judge_clip: there is no folder /no/such/clip"),
         ("finetune={attn_implementation: flash_attention_2}", "needs the package flash-attn, which is not installed"),
         ("evaluate={second_judge: ./config}", "evaluate.second_judge: ./config has no weights (model.safetensors)"),
     ],
@@ -69,13 +66,10 @@ def test_a_wrong_setting_is_refused_before_anything_runs(fresh, config, message)
         ("baslinee", "baslinee: nothing makes this target; did you mean baseline?"),
         ("results/small/small/basline/report", "nothing makes this target; did you mean results/small/small/baseline?"),
         ("finetune", "finetune: this rule serves every experiment; `snakemake baseline --until finetune`"),
-        ("bad", "config/experiments/bad.yaml: 'gpus': YAML's versions disagree about 010"),
     ],
 )
 def test_an_unknown_target_is_refused_in_a_sentence(fresh, target, message):
-    (fresh.folder / "config/experiments/bad.yaml").write_text("gpus: 010\n")
     printed = fresh.run(target, "--dry-run", ok=False)
-    assert printed.count("disagree about 010") == 1, "as a warning, or as the error of the requested target"
     assert message in re.sub(r"\s+", " ", printed) and "Traceback" not in printed and ".smk" not in printed
 
 
@@ -93,7 +87,7 @@ def test_a_bad_experiment_file_fails_only_its_own_target(fresh):
         printed.count(f"warning: {sentence}") == printed.count(". Other experiments are not affected.") - 1 == 1
         and "warning: config/experiments/doctor.yaml: doctor is a rule" in printed
     )
-    assert sentence in fresh.run("bad", "--dry-run", ok=False)
+    assert fresh.run("bad", "--dry-run", ok=False).count(sentence) == 1, "not as a warning, too"
     printed = fresh.run("dj_synth", "--dry-run", ok=False, config=("report={experiments: [baseline, dj_synth, bad]}",))
     assert sentence in printed
 
@@ -116,20 +110,15 @@ def test_own_data_is_filtered_and_broken_images_are_named(fresh, own_data):
     ]
     assert len(rows_out) == 10 and all(row["image"].startswith(str(own_data)) for row in rows_out)  # two are held out
 
-    kept_row = json.loads(
-        (fresh.result("filter", dataset=own_data.name) / "filtered.jsonl").read_text().splitlines()[0]
-    )
-    image = own_data / "images" / Path(kept_row["images"][0]).name
-    image.write_bytes(image.read_bytes()[:100])
-    fresh.run("baseline", "--until", "write_jsonl", config=(f"dataset={own_data}", DROP))
-    summary = json.loads((fresh.result("filter", dataset=own_data.name) / "summary.json").read_text())
-    assert summary["broken_images"]["undecodable"] == 2
-    rows_out = (fresh.result("jsonl", dataset=own_data.name) / "pretrain.jsonl").read_text().splitlines()
-    assert len(rows_out) == 9 and kept_row["id"] not in {json.loads(line)["id"] for line in rows_out}
 
-
-@pytest.mark.parametrize("target", ["baseline", "results/photos/small/report/report.html"])
-@pytest.mark.parametrize("file", [b"caf\xe9", b"a{}b", b"a\nb"], ids=repr)
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [
+        ("baseline", b"caf\xe9"),
+        ("results/photos/small/report/report.html", b"a{}b"),
+        pytest.param("baseline", b"a\nb", marks=pytest.mark.slow),
+    ],
+)
 def test_old_results_do_not_hide_a_mistake_in_other_data(fresh, target, file):
     """Snakemake drops a job that has become impossible, and uses the files that stages after it have left."""
     for page in ("results/photos/small/report/report.html", "results/photos/small/baseline/report/report.html"):

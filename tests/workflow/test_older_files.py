@@ -47,32 +47,25 @@ def find_rerun_rules(project) -> set[str]:
     return {rule for rule in ("make_dataset", "filter_data") if f"rule {rule}:" in printed}
 
 
-@pytest.mark.parametrize(
-    ("name", "rules"),
-    [
+def test_an_older_replacement_of_a_file_is_noticed(filtered):
+    (filtered.folder / "photos/other.bmp").touch()
+    assert find_rerun_rules(filtered) == set(), "an unused image"
+    for name, rules in (
         ("photos/rows.jsonl", {"make_dataset", "filter_data"}),
         ("photos/3.bmp", {"make_dataset", "filter_data"}),
         ("config/recipes/mine.yaml", {"filter_data"}),
-    ],
-)
-def test_an_older_replacement_of_a_file_is_noticed(filtered, name, rules):
-    assert find_rerun_rules(filtered) == set()
-    file = filtered.folder / name
-    backup = file.with_name(f"{file.name}.kept")
-    shutil.move(file, backup)
-    content = backup.read_bytes()
-    replacements = {"rows.jsonl": content.replace(b'"id": "1"', b'"id": "x"'), "3.bmp": content[:-1] + b"\x01"}
-    replace_by_older(file, replacements.get(file.name, content + b"  - text_length_filter: {max_len: 500}\n"))
-    try:
-        assert file.stat().st_mtime < backup.stat().st_mtime and find_rerun_rules(filtered) == rules
-    finally:
-        shutil.move(backup, file)
+    ):
+        file = filtered.folder / name
+        backup = file.with_name(f"{file.name}.kept")
+        shutil.move(file, backup)
+        content = backup.read_bytes()
+        replacements = {"rows.jsonl": content.replace(b'"id": "1"', b'"id": "x"'), "3.bmp": content[:-1] + b"\x01"}
+        replace_by_older(file, replacements.get(file.name, content + b"  - text_length_filter: {max_len: 500}\n"))
+        try:
+            assert file.stat().st_mtime < backup.stat().st_mtime and find_rerun_rules(filtered) == rules, name
+        finally:
+            shutil.move(backup, file)
     assert find_rerun_rules(filtered) == set(), "as it was"
-
-
-def test_an_unused_image_reruns_nothing(filtered):
-    (filtered.folder / "photos/other.bmp").touch()
-    assert find_rerun_rules(filtered) == set()
 
 
 def test_an_older_model_folder_is_noticed(filtered):

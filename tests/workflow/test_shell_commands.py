@@ -222,6 +222,7 @@ class HostileProject:
             "baseline",
             "dj_synth",
             *self.experiments,
+            *self.studies,
             "analyze",
             "check",
             "help",
@@ -232,13 +233,11 @@ class HostileProject:
         ]
         config = {"description": self.hostile.value(VALUE)}
         result = self.dry_run(config, *targets)
-        further_results = [self.dry_run(config, target) for target in ("fetch", *reversed(self.studies))]
-        [score_command] = [command for rule, command in further_results[-1]["jobs"] if rule == "score_trials"]
+        [score_command] = [command for rule, command in result["jobs"] if rule == "score_trials"]
         folder = re.search(r"results/[^']+/search/[0-9a-f]{8}", score_command)[0]
-        further_results.append(self.dry_run(config, f"{folder}/batch-1/trials.yaml"))
-        return result | {
-            "jobs": result["jobs"] + [job for further_result in further_results for job in further_result["jobs"]]
-        }
+        for target in ("fetch", f"{folder}/batch-1/trials.yaml"):
+            result["jobs"] += self.dry_run(config, target)["jobs"]
+        return result
 
     def dry_run(self, config: dict, *targets: str) -> dict:
         script = PROJECT / "tests/support/shell_commands.py"

@@ -13,7 +13,7 @@ from paths import PROJECT
 from small_project import Project, copy_project
 
 FEATURES = sorted(path.parent.name for path in (PROJECT / "workflow_scripts/dj2mgm/features").glob("*/__init__.py"))
-QUICK = 3  # features that are deleted in quick tests; the others are in slow ones
+QUICK = 2  # features that are deleted in quick tests; the others are in slow ones
 SCRIPT = re.compile(r'"(\w+\.py)"')
 
 
