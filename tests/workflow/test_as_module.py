@@ -44,6 +44,11 @@ def assert_complete(output: str) -> None:
     assert all(f"\n{stage} " in table for stage in STAGES)
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Project:
+    return copy_project(tmp_path_factory.mktemp("project"))
+
+
 @pytest.fixture
 def elsewhere(tmp_path):
     folder = tmp_path / "elsewhere"
@@ -51,15 +56,13 @@ def elsewhere(tmp_path):
     return folder
 
 
-def test_another_workflow_can_use_it_as_a_module(tmp_path, elsewhere):
-    project = copy_project(tmp_path / "project")
+def test_another_workflow_can_use_it_as_a_module(project, elsewhere):
     snakefile = str(project.folder / "Snakefile")
     (elsewhere / "Snakefile").write_text(MODULE.format(snakefile=snakefile), encoding="utf-8")
     assert_complete(dry_run(project, elsewhere))
 
 
-def test_rules_can_have_a_prefix_and_share_the_config(tmp_path, elsewhere):
-    project = copy_project(tmp_path / "project")
+def test_rules_can_have_a_prefix_and_share_the_config(project, elsewhere):
     paths = {"snakefile": str(project.folder / "Snakefile"), "config": str(project.folder / "config/config.yaml")}
     (elsewhere / "Snakefile").write_text(RENAMED.format(**paths), encoding="utf-8")
     printed = dry_run(project, elsewhere, target="dj2mgm_dj_synth")
@@ -69,8 +72,7 @@ def test_rules_can_have_a_prefix_and_share_the_config(tmp_path, elsewhere):
     assert "did you mean dj2mgm_dj_synth?" in printed
 
 
-def test_a_prefix_of_paths_is_refused(tmp_path, elsewhere):
-    project = copy_project(tmp_path / "project")
+def test_a_prefix_of_paths_is_refused(project, elsewhere):
     module = MODULE.format(snakefile=str(project.folder / "Snakefile")).replace(
         "\n\nuse", '\n    prefix:\n        "sub"\n\nuse'
     )
@@ -79,7 +81,6 @@ def test_a_prefix_of_paths_is_refused(tmp_path, elsewhere):
     assert "module: dj2mgm takes no `prefix` of paths" in printed and "Traceback" not in printed
 
 
-def test_results_can_be_in_another_folder(tmp_path, elsewhere):
-    project = copy_project(tmp_path / "project")
+def test_results_can_be_in_another_folder(project, elsewhere):
     snakefile = str(project.folder / "Snakefile")
     assert_complete(dry_run(project, elsewhere, "--snakefile", snakefile, "--directory", str(elsewhere)))

@@ -139,19 +139,3 @@ def test_snakemake_refuses_undecidable_settings_before_any_run(quick):
     printed = decide(quick, experiment="othr", ok=False)
     assert "experiment: there is no experiment 'othr'; did you mean 'other'?" in re.sub(r"\s+", " ", printed)
     assert "Traceback" not in printed and "done in" not in printed
-
-
-@pytest.mark.slow
-def test_a_killed_decision_on_a_real_run_continues(fresh):
-    write_text(fresh.folder / "config/experiments/other.yaml", OTHER)
-    # enough steps; otherwise the verdict is withheld after the first look
-    config = ("experiment=other", "decide={seeds: 3}", "finetune={max_steps: 24}")
-    folder = fresh.result("seed-2/finetune", "other")
-    kill_midway(
-        fresh, lambda: any(folder.glob("checkpoints/*/complete.json")), "decide", config=config, whole_tree=True
-    )
-    first = (fresh.folder / "results/small/small/other/decide/seeds-2/look.yaml").read_bytes()
-    printed = fresh.run("decide", config=config)
-    assert "resuming from step" in printed and " of at most 3 seeds" in printed
-    assert (fresh.folder / "results/small/small/other/decide/seeds-2/look.yaml").read_bytes() == first
-    assert len(read_yaml(fresh.folder / "results/small/small/other/decide/seeds-3/look.yaml")["seeds"]) == 3

@@ -11,7 +11,6 @@ import pytest
 
 import keep_variant
 from dj2mgm.storage.files import read_yaml, write_text
-from killed_runs import kill_midway
 from quick_stages import read_calls, replace_stages
 from small_project import Project, copy_project
 
@@ -97,21 +96,6 @@ def test_a_metric_that_no_run_reports_is_refused(quick):
     write_study(quick, "other", goals="{clip_score: 1, gpu_hours: -0.1}")
     printed = quick.run("other", ok=False)
     assert "design.goals: clip_score is not reported by baseline" in re.sub(r"\s+", " ", printed)
-
-
-@pytest.mark.slow  # a unit test kills searches, and test_decide.py Snakemake with all its jobs
-def test_a_killed_search_repeats_only_killed_trainings(tmp_path):
-    project = quick_project(tmp_path)
-    write_study(project, trainings=3, batch=2)
-    project.run("results/small/small/baseline/evaluate_vqa/metrics.json")
-    (project.folder / "finetune-0.wait").touch()
-    kill_midway(project, lambda: len(list_trainings(project)) == 2, "mine", whole_tree=True)
-    first = list_trials(project)
-    (project.folder / "finetune-0.wait").unlink()
-    project.run("mine")
-    assert list_trials(project)[:2] == first and len(list_trials(project)) == 3 == len({*list_trials(project)})
-    assert sorted({*list_trainings(project)}) == sorted(["baseline", *list_trials(project)])
-    assert len(list_trainings(project)) == 5, "only the killed training runs again"
 
 
 def test_halving_ends_with_commands_for_the_best_trial(quick, monkeypatch, capsys):
