@@ -95,7 +95,7 @@ def noise_on(side: str, factor: float) -> NoiseOf:
 
 
 @pytest.mark.parametrize("side", ["reference", "experiments", "one experiment"])
-@pytest.mark.parametrize(("seeds", "experiments"), each_size({(2, 20), (3, 3)}, [2, 3, 5, 10], [2, 3, 5, 20]))
+@pytest.mark.parametrize(("seeds", "experiments"), each_size({(2, 5)}, [2, 3, 5, 10], [2, 3, 5, 20]))
 def test_unequal_noise_on_any_side(seeds, experiments, side):
     """Check the coverage of all intervals, and the family-wise error, up to the noise of 1000 simulated studies."""
     rng = np.random.default_rng([seeds, experiments])
@@ -108,7 +108,7 @@ def test_unequal_noise_on_any_side(seeds, experiments, side):
         assert np.mean(len(contrasts) * p_values.min(axis=0) <= LEVEL) <= 0.05 + 0.01, factor
 
 
-@pytest.mark.parametrize(("seeds", "experiments"), [(2, 20), (3, 5)])
+@pytest.mark.parametrize(("seeds", "experiments"), [(3, 5), pytest.param(2, 20, marks=pytest.mark.slow)])
 def test_the_noisiest_experiments_own_interval(seeds, experiments):
     scenario = {"seeds": seeds, "images": 20, "ratio": 40.0, "experiments": experiments}
     for factor, least in ((2.0, 0.93), (4.0, 0.90), (16.0, 0.89)):
@@ -123,7 +123,8 @@ def family_wise_error(rng, seeds: int, studies: int, images: int, ratio: float, 
     return float(np.mean([min(apply_holm_correction(study_p_values)) <= LEVEL for study_p_values in p_values.T]))
 
 
-@pytest.mark.parametrize(("seeds", "images"), each_size({(2, 20), (3, 20)}, [2, 3, 5, 10], [20, 100, 500]))
+@pytest.mark.slow  # test_unequal_noise_on_any_side measures this error, too
+@pytest.mark.parametrize(("seeds", "images"), list(itertools.product([2, 3, 5, 10], [20, 100, 500])))
 def test_family_wise_error_of_twenty_true_nulls(seeds, images):
     for dominated, ratio in DOMINATED.items():
         rng, batch = np.random.default_rng([seeds, images]), min(500, 50_000 // (images * seeds))
@@ -190,7 +191,7 @@ def measure_found_losses(rng, batches: int, level: float, **scenario) -> float:
     )
 
 
-@pytest.mark.parametrize("seeds", [1, 2, 3, 5])
+@pytest.mark.parametrize("seeds", [1, 3])
 def test_losses_by_training_are_found_with_any_number_of_seeds(seeds):
     """One of twenty rows has a loss of ten standard errors, and Holm's method tests it at 0.25 %."""
     rng, scenario = np.random.default_rng(seeds), {"seeds": seeds, "images": 100, "shared": 1.0}
@@ -273,8 +274,8 @@ def test_experiments_with_as_many_seeds_share_the_noise():
     assert apart[0].seed_df > 5 and all(np.isfinite(contrast.compute_half_width()) for contrast in apart)
 
 
-@pytest.mark.parametrize("noise", [1.0, 2.0, 4.0])
-@pytest.mark.parametrize("others", [5, 10])
+@pytest.mark.parametrize("noise", [1.0, pytest.param(2.0, marks=pytest.mark.slow), 4.0])
+@pytest.mark.parametrize("others", [5, pytest.param(10, marks=pytest.mark.slow)])
 def test_an_experiment_with_fewer_seeds_than_the_others(others, noise):
     rng, counts, studies = np.random.default_rng(others), np.ones(3), 3000
     reference = rng.normal(size=(studies, others, 1))
@@ -373,7 +374,7 @@ def test_one_image_gives_no_decision():
     )
 
 
-@pytest.mark.parametrize(("seeds", "experiments"), [(2, 3), (5, 1), (3, 3)])
+@pytest.mark.parametrize(("seeds", "experiments"), [(2, 3), (5, 1)])
 def test_detectable_difference_is_shown_in_four_of_five(seeds, experiments):
     scenario = {"seeds": seeds, "images": 100, "experiments": experiments}
     for dominated, ratio in DOMINATED.items():
@@ -390,7 +391,10 @@ def test_detectable_difference_is_shown_in_four_of_five(seeds, experiments):
         assert power == pytest.approx(0.8, abs=0.08), dominated
 
 
-@pytest.mark.parametrize(("seeds", "images"), [(2, 400), (2, 20), (10, 20), (1, 20)])
+@pytest.mark.parametrize(
+    ("seeds", "images"),
+    [(2, 20), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 20), (2, 400), (10, 20)))],
+)
 def test_the_stated_detectable_difference_is_not_too_small(seeds, images):
     """Draw both variances: half of the statements exceed the truth, and four of five intervals contain it."""
     truth, rng = make_contrast(0.0, images=images, seeds=seeds), np.random.default_rng(seeds)
@@ -455,8 +459,8 @@ def share_decided(seeds: int, images: int, ratio: float, truth: float, margin: f
 
 @pytest.mark.parametrize(
     ("seeds", "ratio", "truth", "margin"),
-    [(2, 1.0, 0.5, 0.0), (3, 4.0, 0.9, 0.0), (5, 2.0, 0.1, 0.5), (3, 2.0, 0.1, 0.6)],
-    ids=["difference", "difference, noisy seeds", "equivalence", "equivalence, few seeds"],
+    [(3, 4.0, 0.9, 0.0), (5, 2.0, 0.1, 0.5)],
+    ids=["difference", "equivalence"],
 )
 def test_the_cost_in_seeds_decides_four_of_five_studies(seeds, ratio, truth, margin):
     """Draw studies with the difference and noise that the cost assumes, before and after the seeds are added."""

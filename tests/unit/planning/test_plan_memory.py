@@ -42,6 +42,7 @@ def test_one_screen_shows_all_tunings_and_configurations(plan):
     done = plan("--gpus", "2", "--gpu-memory", "24", "--host-memory", "64")
     assert done.status == 0, done.stderr
     assert "Machine: 2 × 24.00 GiB of GPU memory, 64.00 GiB of host memory" in done.stdout
+    assert "No minutes are predicted, because no GPU is named. gpu=<name> plans for a card: rtx-3090, " in done.stdout
     for tuning in ("stage1", "lora", "full"):
         rows = [line for line in done.stdout.splitlines() if line.startswith(f"│ {tuning} ")]
         assert len(rows) < len(list((PROJECT / "config/deepspeed").glob("*.json"))), "equal ones share a row"
@@ -69,7 +70,8 @@ def test_the_default_batch_consists_of_the_stated_micro_batches(plan):
 
 def test_a_terminal_of_80_columns_shows_a_line_for_each_plan(plan, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    done = plan("--gpu", "rtx-3090", "--host-memory", "8", "--tuning", "full")
+    done = plan("--gpu", "rtx-3090", "--desktop-memory", "0", "--host-memory", "8", "--tuning", "full")
+    assert "1 × 23.68 GiB of GPU memory, 8.00 GiB of host memory" in " ".join(done.stdout.split())
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     rows = [line for line in done.stdout.splitlines() if line.startswith(" full ")]
     assert {row.split()[-1] for row in rows} <= {"fits", "chosen", "big"}
@@ -145,12 +147,9 @@ def test_remedies_replace_the_next_command_if_nothing_fits(plan):
     [
         (("--max-length", "40"), "--max-length: --sequence states the planned length; leave out one of the two flags"),
         (("--sequence", "10"), "--sequence 10: an image alone takes 16 tokens. Raise it"),
-        (("--micro-batch", "-3"), "--micro-batch: expected a whole number of at least 1, found -3"),
-        (("--global-batch", "0"), "--global-batch: expected a whole number of at least 1, found 0"),
+        (("--micro-batch", "0"), "--micro-batch: expected a whole number of at least 1, found 0"),
         (("--gpus", "-1"), "--gpus: expected a whole number of at least 0, found -1"),
         (("--lora-rank", "99999999"), "--lora-rank: at most 65536, found 99999999"),
-        (("--sequence", "99999999999"), "--sequence: at most 16777216, found 99999999999"),
-        (("--micro-batch", "100000000"), "--micro-batch: at most 65536, found 100000000"),
         (
             ("--precision", "nf4", "--deepspeed", "zero3_offload"),
             "--precision nf4 needs whole weights, but zero3_offload partitions them; use --deepspeed zero2",
@@ -162,7 +161,7 @@ def test_remedies_replace_the_next_command_if_nothing_fits(plan):
         (("--gpus", "0", "--gpu-memory", "22"), "--gpu-memory: --gpus 0 plans for the CPU; leave out one"),
         *(
             (("--gpu-memory", size), f"--gpu-memory: expected GiB above 0, such as 23.63; found {size}")
-            for size in ("-5", "0", "nan", "24GB")
+            for size in ("0", "nan", "24GB")
         ),
         (("--lora-target", "q_projj"), "--lora-target: the language model has no projection 'q_projj'; known are"),
         (("--deepspeed", "zero9"), "--deepspeed: there is no config/deepspeed/zero9.json"),
@@ -177,18 +176,23 @@ def test_an_error_is_reported_in_one_sentence(plan, flags, message):
 @pytest.mark.parametrize(
     ("model", "billions"),  # values of the hub
     [
-        ("Qwen/Qwen3-VL-2B-Instruct", 2.13),
-        ("Qwen/Qwen3-VL-4B-Instruct", 4.438),
-        ("Qwen/Qwen2.5-VL-3B-Instruct", 3.75),
-        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", 2.25),
-        ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", 0.507482304),
         ("HuggingFaceTB/SmolVLM2-256M-Video-Instruct", 0.256484928),
-        ("OpenGVLab/InternVL3_5-2B-HF", 2.35),
         ("OpenGVLab/InternVL3_5-1B-HF", 1.060897792),
-        ("google/gemma-3-4b-it", 4.300079472),
-        ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", 0.894),
-        ("google/paligemma2-3b-pt-224", 3.03),
         ("llava-hf/llava-1.5-7b-hf", 7.06),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("Qwen/Qwen3-VL-2B-Instruct", 2.13),
+                ("Qwen/Qwen3-VL-4B-Instruct", 4.438),
+                ("Qwen/Qwen2.5-VL-3B-Instruct", 3.75),
+                ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", 2.25),
+                ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", 0.507482304),
+                ("OpenGVLab/InternVL3_5-2B-HF", 2.35),
+                ("google/gemma-3-4b-it", 4.300079472),
+                ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", 0.894),
+                ("google/paligemma2-3b-pt-224", 3.03),
+            )
+        ),
     ],
 )
 def test_missing_models_are_planned_by_their_shape(model, billions):

@@ -59,8 +59,8 @@ def predict_rate(model, tuning, deepspeed, micro_batch, interval, card, gpus=1):
     ("model", "tuning", "micro_batch", "interval", "card", "measured", "error"),
     [
         ("mgm-2b", "lora", 8, 18, "h200", 61.2, 0.03),
-        ("mgm-2b", "lora", 7, 16, "h100", 54.0, 0.03),
-        ("mgm-2b", "stage1", 16, 8, "h200", 74.6, 0.03),
+        pytest.param("mgm-2b", "lora", 7, 16, "h100", 54.0, 0.03, marks=pytest.mark.slow),
+        pytest.param("mgm-2b", "stage1", 16, 8, "h200", 74.6, 0.03, marks=pytest.mark.slow),
         ("mgm-2b", "stage1", 14, 0, "h100", 72.7, 0.07),
         ("qwen3-vl-2b", "lora", 12, 0, "h200", 110.9, 0.03),
         pytest.param("qwen3-vl-2b", "lora", 10, 0, "h100", 83.3, 0.18, marks=pytest.mark.slow),
@@ -74,7 +74,8 @@ def test_rates_are_near_the_measured_ones(model, tuning, micro_batch, interval, 
 
 
 @pytest.mark.parametrize(
-    ("model", "micro_batch", "interval", "measured"), [("mgm-2b", 8, 18, 117.9), ("qwen3-vl-2b", 14, 16, 218.4)]
+    ("model", "micro_batch", "interval", "measured"),
+    [("mgm-2b", 8, 18, 117.9), pytest.param("qwen3-vl-2b", 14, 16, 218.4, marks=pytest.mark.slow)],
 )
 def test_rates_of_two_gpus_are_near_the_measured_ones(model, micro_batch, interval, measured):
     assert predict_rate(model, "lora", "zero1", micro_batch, interval, "h200", 2) == pytest.approx(measured, rel=0.06)
@@ -106,14 +107,7 @@ def test_the_bandwidth_makes_an_h100_slower_than_an_h200():
 
 @pytest.mark.parametrize(
     ("device", "name"),
-    [
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA A10G", None),
-        ("NVIDIA L40S", None),
-        ("NVIDIA H100 PCIe", None),
-    ],
+    [("NVIDIA GeForce RTX 4090", "rtx-4090"), ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA A10G", None)],
 )
 def test_only_the_same_card_has_its_rates(device, name):
     assert find_card(device) is (CARDS[name] if name else None)
@@ -131,13 +125,8 @@ def plan(monkeypatch, capsys):
     return run
 
 
-@pytest.fixture
-def local_shape(monkeypatch):
-    """Plan a shape that is on this machine."""
+def test_a_plan_for_another_card_states_assumptions(plan, monkeypatch):
     monkeypatch.setattr(plan_memory, "find_architecture", lambda name: find_architecture("smolvlm2-2.2b"))
-
-
-def test_a_plan_for_another_card_states_assumptions(plan, local_shape):
     done = plan("--gpu", "rtx-3090", "--samples", "finetune=1000", "--held-out", "50")
     assert done.status == 0, done.stderr
     assert "RTX 3090: 23.68 GiB, 71 TFLOP/s in bf16, 936 GB/s, PCIe 32 GB/s (data sheet, not measured)" in done.stdout
@@ -146,16 +135,6 @@ def test_a_plan_for_another_card_states_assumptions(plan, local_shape):
     rate, minutes = map(float, finetune)
     assert minutes == pytest.approx((80 + 1000 / rate) / 60, abs=0.2)
     assert "50 held-out images" in done.stdout and "disk " in done.stdout
-
-
-def test_desktop_and_host_can_be_stated(plan, local_shape):
-    done = plan("--gpu", "rtx-3090", "--desktop-memory", "0", "--host-memory", "30")
-    assert "1 × 23.68 GiB of GPU memory, 30.00 GiB of host memory" in done.stdout
-
-
-def test_missing_minutes_are_explained(plan, local_shape):
-    done = plan("--gpus", "1", "--gpu-memory", "24", "--host-memory", "60")
-    assert "No minutes are predicted, because no GPU is named. gpu=<name> plans for a card: rtx-3090, " in done.stdout
 
 
 def test_an_unknown_card_is_refused_with_the_nearest_name(plan):

@@ -78,8 +78,15 @@ def assert_equal_peaks(trace: MemoryTrace, expected: MemoryTrace) -> None:
     assert (trace.accumulated.max(), trace.latest.max()) == (expected.accumulated.max(), expected.latest.max())
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("tuning", ["stage1", "lora", "full"])
+@pytest.mark.parametrize(
+    ("tuning", "fused"),
+    [
+        ("stage1", False),
+        ("lora", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("stage1", True), ("lora", False))),
+        *(pytest.param("full", fused, marks=pytest.mark.slow) for fused in (False, True)),
+    ],
+)
 def test_replayed_parts_need_as_much_as_executed_parts(tuning, fused, monkeypatch):
     replayed, run = workload(tuning, fused), workload(tuning, fused)
     monkeypatch.setattr("dj2mgm.models.loss.ROWS_AT_ONCE", 10)  # five chunks, the last one with fewer rows

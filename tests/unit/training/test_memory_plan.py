@@ -53,8 +53,9 @@ def settings(**changes) -> TrainingSettings:
     return TrainingSettings(**values, lora=LoraSettings(**LORA))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workload():
+    """Return the workload of all tests, whose traces are kept."""
     return build_workload("lora", settings(), MGMArchitecture("a", mgm_config()), Conversations())
 
 
@@ -117,15 +118,15 @@ def test_less_memory_adds_checkpointing_then_reduces_batches(workload):
     arranged = choose_plan(settings(**ALL_AUTO), workload, ROOM)
     whole = predict(workload, plan_from_settings(arranged, workload), ROOM).host_gib
     chosen = []
-    for share in (1.06, 1.046, 1.043, 1.037):
+    for share in (1.046, 1.043, 1.037):
         machine = Machine(0, None, share * whole)
         arranged = choose_plan(settings(**ALL_AUTO), workload, machine)
         assert predict(workload, plan_from_settings(arranged, workload), machine).describe_shortage(machine) is None
         micro_batch = arranged.micro_batch_size
         assert arranged.gradient_accumulation_steps == math.ceil(16 / micro_batch)
         chosen.append((arranged.micro_batch_size, bool(arranged.activation_checkpointing)))
-    assert chosen[:2] == [(16, False), (16, True)]
-    assert chosen[3][0] < chosen[2][0] < 16
+    assert chosen[0] == (16, True)
+    assert chosen[2][0] < chosen[1][0] < 16
 
 
 def test_micro_batches_between_powers_of_two_are_tried(workload):
@@ -145,7 +146,7 @@ def test_a_fitting_step_is_one_micro_batch(workload):
     assert (arranged.micro_batch_size, arranged.gradient_accumulation_steps) == (24, 1)
 
 
-@pytest.mark.parametrize(("batch", "gpus"), [(128, 1), (24, 2), (33, 1)])
+@pytest.mark.parametrize(("batch", "gpus"), [pytest.param(128, 1, marks=pytest.mark.slow), (24, 2), (33, 1)])
 def test_every_plan_can_be_stated_in_settings(workload, batch, gpus):
     configs = {name: complete_deepspeed_config(config, 64) for name, config in CHOICES.items()}
     small = Machine(gpus, 0.1, 64.0) if gpus > 1 else Machine(0, None, 0.61)

@@ -75,7 +75,6 @@ def test_a_split_without_answers_is_read(tmp_path):
         ({"answer": ""}, "'answer' must be given in all rows or in none"),
         ({"image": "99"}, "without an image of its own"),
         ({"image": "2"}, "without an image of its own"),
-        ({"image": png_in_base64()[:-3]}, "not a complete image in base64"),
         ({"image": png_in_base64()[:72]}, "not a complete image in base64"),
         ({"image": "*" + png_in_base64()[1:]}, "not a complete image in base64"),
         ({"image": ""}, "not a complete image in base64"),
@@ -89,7 +88,7 @@ def test_an_invalid_row_is_named(tmp_path, changes, message):
     assert "mmbench.tsv, row 2" in str(error.value)
 
 
-@pytest.mark.parametrize("column", ["index", "question", "A", "B", "category", "image"])
+@pytest.mark.parametrize("column", ["index", "A", "image"])
 def test_a_missing_column_is_named(tmp_path, column):
     text = io.StringIO(newline="")
     table = csv.DictWriter(
