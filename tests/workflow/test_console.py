@@ -17,15 +17,12 @@ FIRST = "Using workflow specific profile profiles/default for setting default co
 
 
 def test_the_console_shows_only_stages_and_their_times(fresh):
+    """Snakemake's complete log is kept."""
     first, *lines = fresh.run(DATASET).splitlines()
     assert first == FIRST
     begin, end = lines
     assert begin == "[1/1] make_dataset small"
     assert re.fullmatch(r"\[1/1\] make_dataset small: done in [\d.]+ s", end)
-
-
-def test_snakemakes_complete_log_is_kept(fresh):
-    fresh.run(DATASET)
     [log] = (fresh.folder / ".snakemake/log").iterdir()
     text = log.read_text(encoding="utf-8")
     assert "Shell command: python workflow_scripts/make_dataset.py" in text and "Job stats:" in text

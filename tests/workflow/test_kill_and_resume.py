@@ -116,14 +116,15 @@ def test_killed_captioning_captions_no_image_twice(synthesized, whole_tree):
     assert {name: (folder / name).read_bytes() for name in uninterrupted} == uninterrupted
 
 
-def test_a_stage_that_outlives_snakemake_ends_before_a_rerun(finished):
+@pytest.mark.parametrize("forked", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_stage_that_outlives_snakemake_ends_before_a_rerun(finished, forked):
     folder, command = finished.result("pretrain"), ("baseline", "--until", "pretrain")
     undo(finished, "pretrain")
 
     def saved() -> bool:
         return any(folder.glob("checkpoints/*/complete.json"))
 
-    kill_midway(finished, saved, *command, snakemake_alone=True, forked=False)
+    kill_midway(finished, saved, *command, snakemake_alone=True, forked=forked)
     orphans = find_training_processes(finished.folder)
     assert orphans
     leave_build_lock()

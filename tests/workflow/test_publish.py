@@ -36,15 +36,13 @@ def test_nothing_runs_without_a_license(fresh):
     assert not (fresh.folder / "results").exists()
 
 
-def test_unlearned_models_are_refused_before_anything_is_copied(licensed):
+def test_finished_run_is_published_without_retraining(licensed):
+    """A model that has learned nothing is refused before anything is copied, unless a setting allows it."""
     printed = " ".join(licensed.run("publish", ok=False, config=("experiment=baseline", f"publish={{{KEYS}}}")).split())
     assert "publish: the model of baseline has learned nothing measurable. " in printed
     again = "then run `snakemake baseline` again"
     assert f"{again}, or add `--config publish='{{allow_unlearned: true}}'`" in printed
     assert not (licensed.folder / "results/published").exists() and not licensed.result("export").exists()
-
-
-def test_finished_run_is_published_without_retraining(licensed):
     report = {"write_explorers": 1, "compare_experiments": 1}  # the report shows licenses
     assert (
         licensed.job_counts("publish", config=("experiment=baseline", f"publish={PUBLISH}")) == PUBLISH_RULES | report

@@ -16,10 +16,6 @@ JSONL = {"write_jsonl"} | PRETRAIN
 FILTER = {"filter_data"} | JSONL
 
 
-def test_a_finished_run_needs_no_jobs(finished):
-    assert "Nothing to be done" in finished.run("baseline")
-
-
 CONFIG, SMALL = "config/config.yaml", "config/models/small.yaml"
 LIBRARY = "workflow_scripts/dj2mgm"
 
@@ -30,8 +26,8 @@ LIBRARY = "workflow_scripts/dj2mgm"
         (CONFIG, "    r: 16", "    r: 8", FINETUNE),
         (CONFIG, 'question_prompt: "{question}"', "question_prompt: '{question}?'", EVALUATE),  # scored in training too
         (CONFIG, "  questions: 300", "  questions: 0", PRETRAIN),  # no scores during training
-        (SMALL, "learning_rate: 3.0e-3", "learning_rate: 2.0e-3", PRETRAIN),
-        (SMALL, "max_new_tokens: 12", "max_new_tokens: 13", EVALUATE),
+        pytest.param(SMALL, "learning_rate: 3.0e-3", "learning_rate: 2.0e-3", PRETRAIN, marks=pytest.mark.slow),
+        pytest.param(SMALL, "max_new_tokens: 12", "max_new_tokens: 13", EVALUATE, marks=pytest.mark.slow),
         ("config/recipes/baseline.yaml", "max_ratio: 4.0", "max_ratio: 3.5", FILTER),
         (f"{LIBRARY}/training/checkpoints.py", "import shutil", "import shutil  # touched", PRETRAIN),
         (f"{LIBRARY}/juicer/operators/deduplicators.py", '"""', '"""Touched. ', FILTER),
@@ -43,7 +39,8 @@ def test_a_change_reruns_its_stage_and_all_later_ones(finished, file, old, new, 
         assert finished.jobs() == rules
 
 
-def test_comments_in_configuration_rerun_nothing(finished):
+def test_comments_and_a_touched_module_rerun_nothing(finished):
+    (finished.folder / "workflow_scripts/dj2mgm/training/checkpoints.py").touch()
     folder = finished.folder / "config"
     with edit_file(folder / "config.yaml", "seeds: [0]", "seeds: [0] # a comment"):
         with edit_file(folder / "recipes/baseline.yaml", "process:", "# a comment\nprocess:"):
@@ -68,11 +65,6 @@ def test_files_of_a_recipe_are_inputs_of_its_stage(fresh):
         with edit_file(fresh.folder / "config/recipes/baseline.yaml", "process:", f"process:\n  - {argument}"):
             printed = fresh.run("baseline", "--dry-run", config=config)
         assert file in printed.split("rule filter_data:")[1].split("output:")[0]
-
-
-def test_touching_a_module_reruns_nothing(finished):
-    (finished.folder / "workflow_scripts/dj2mgm/training/checkpoints.py").touch()
-    assert finished.jobs() == set()
 
 
 def test_a_moved_project_reruns_from_its_training_files(finished, tmp_path):

@@ -18,7 +18,6 @@ from random_mgm import make_random_mgm, write_conversations
 from small_project import Project, copy_project
 
 SAMPLES, TEXT_TOKENS, TIMEOUT_S = 80, 40, 300
-KILL_AT = 3  # steps: after the first checkpoint, before the second
 ENVIRONMENT = Project(PROJECT).environment(forked=False)
 TEMPLATES = {"pretrain": "plain", "finetune": "gemma"}
 
@@ -145,14 +144,9 @@ def launch_and_kill(arguments: list[str], output: Path) -> None:
 
 
 @pytest.mark.slow  # tests/unit/training/test_resume.py kills two processes of a smaller training
-@pytest.mark.parametrize("launched", [False, True])
-def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_path, launched):
+def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_path):
     before = list_shared_memory()
-    if launched:
-        launch_and_kill(command(inputs, "finetune", 2, tmp_path), tmp_path)
-    else:
-        killed = forks.run("finetune.py", flags(inputs, "finetune", 2, tmp_path), processes=2, kill_at=KILL_AT)
-        assert killed.statuses == [-signal.SIGKILL] * 2, killed.printed[-3000:]
+    launch_and_kill(command(inputs, "finetune", 2, tmp_path), tmp_path)
     assert not remains(list_shared_memory() - before)
 
     refused = forks.run("finetune.py", flags(inputs, "finetune", 1, tmp_path))
@@ -170,7 +164,7 @@ def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_pa
 @pytest.mark.parametrize(
     ("visible", "processes", "seen"),
     [
-        (None, 2, "0,1"),
+        pytest.param(None, 2, "0,1", marks=pytest.mark.slow),
         ("GPU-8f2e,GPU-11ab,GPU-4c07", 2, "GPU-8f2e,GPU-11ab"),
         (None, 1, "0"),
         ("GPU-8f2e,GPU-11ab", 1, "GPU-8f2e"),
@@ -178,8 +172,13 @@ def test_two_killed_processes_resume_and_one_cannot(inputs, forks, alone, tmp_pa
     ],
 )
 def test_processes_use_their_assigned_devices(tmp_path, visible, processes, seen):
-    (tmp_path / "script.py").write_text("import os; print('sees ' + repr(os.environ['CUDA_VISIBLE_DEVICES']))")
-    done = launch_script(tmp_path / "script.py", processes, visible)
+    """The launcher imports nothing from the working folder."""
+    for module in ("random", "types", "socket", "json", "base64", "deepspeed", "torch"):
+        (tmp_path / f"{module}.py").write_text("raise SystemExit('imported from the working folder')")
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts/script.py"
+    script.write_text("import os; print('sees ' + repr(os.environ['CUDA_VISIBLE_DEVICES']))")
+    done = launch_script(script, processes, visible, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"sees {seen!r}") == processes
 
@@ -190,17 +189,6 @@ def test_fewer_devices_than_processes_are_refused(tmp_path):
     assert refused.stderr == "error: gpus: 4, but CUDA_VISIBLE_DEVICES lists only 2 (0,1); set gpus: 2\n"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_the_launcher_imports_nothing_from_the_working_folder(tmp_path, processes):
-    for module in ("random", "types", "socket", "json", "base64", "deepspeed", "torch"):
-        (tmp_path / f"{module}.py").write_text("raise SystemExit('imported from the working folder')")
-    (tmp_path / "scripts").mkdir()
-    script = tmp_path / "scripts/script.py"
-    script.write_text("print('started')")
-    launched = launch_script(script, processes, None, tmp_path)
-    assert (launched.returncode, launched.stdout.count("started")) == (0, processes), launched.stderr
-
-
 def launch_script(script, processes: int, visible: str | None, folder=None) -> subprocess.CompletedProcess:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     environment |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
@@ -208,20 +196,22 @@ def launch_script(script, processes: int, visible: str | None, folder=None) -> s
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
-def test_the_launcher_without_arguments_shows_its_usage():
-    launch = ["bash", PROJECT / "workflow_scripts/launch.sh"]
-    completed = subprocess.run(launch, capture_output=True, text=True)
-    usage = "usage: bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]\n"
-    assert (completed.returncode, completed.stderr) == (2, usage)
-
-
-def test_several_nodes_without_slurm_are_refused():
-    launch = ["bash", PROJECT / "workflow_scripts/launch.sh", "2", "2", "script.py"]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "usage: bash workflow_scripts/launch.sh GPUS NODES SCRIPT [ARGUMENT...]\n"),
+        (
+            ["2", "2", "script.py"],
+            "error: nodes: 2 needs Slurm (snakemake --profile profiles/slurm), but this is not a Slurm job\n",
+        ),
+    ],
+    ids=["no arguments", "nodes without Slurm"],
+)
+def test_the_launcher_refuses_arguments(arguments, message):
+    launch = ["bash", PROJECT / "workflow_scripts/launch.sh", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     refused = subprocess.run(launch, env=environment, capture_output=True, text=True)
-    assert refused.returncode == 2
-    expected = "error: nodes: 2 needs Slurm (snakemake --profile profiles/slurm), but this is not a Slurm job\n"
-    assert refused.stderr == expected
+    assert (refused.returncode, refused.stderr) == (2, message)
 
 
 def test_gpus_that_nodes_cannot_divide_are_refused(tmp_path):
