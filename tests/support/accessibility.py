@@ -9,6 +9,7 @@ SERIOUS = """axe.run(document).then(found => found.violations
     .filter(rule => ["serious", "critical"].includes(rule.impact))
     .map(rule => `${rule.id}: ${rule.nodes.map(node => node.target.join(" ")).join(", ")}`))"""
 SIZES = [(1280, 900), (390, 844)]  # CSS pixels of a laptop and a phone
+VIEWS = [(SIZES[0], False), (SIZES[1], True)]  # with whether the page is dark
 
 
 def find_serious(page: Page) -> list[str]:

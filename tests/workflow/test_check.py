@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from accessibility import SIZES, find_serious
+from accessibility import VIEWS, find_serious
 from dj2mgm.storage.files import read_json
 from small_project import copy_project
 from source_files import folder as write_photos
@@ -93,8 +93,7 @@ def test_an_earlier_page_is_deleted_if_the_data_cannot_be_read(tmp_path):
     assert not page.exists()
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("size", "dark"), VIEWS)
 def test_page_has_no_serious_barriers(browser, checked, size, dark):
     project, photos, _ = checked
     browser.open(project.folder / f"results/datasets/{photos.name}/check/check.html", *size, dark)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accessibility import SIZES, find_serious
+from accessibility import SIZES, VIEWS, find_serious
 from browser import Page
 from dj2mgm.data.score_limits import compute_score_limits
 from dj2mgm.features.explorer.explorer_page import write_offline_page
@@ -264,8 +264,7 @@ def test_chosen_limits_are_saved_as_a_recipe(page, run, tmp_path):
     parse_recipe(file, read_yaml(file))
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("size", "dark"), VIEWS)
 def test_explorer_has_no_serious_barriers(browser, addresses, size, dark):
     browser.open("about:blank", *size, dark)
     browser.open(addresses["file"], *size, dark)

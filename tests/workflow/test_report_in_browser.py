@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from accessibility import SIZES, find_serious
+from accessibility import VIEWS, find_serious
 from browser import Page
 from dj2mgm.features.leaderboard.leaderboard import (
     SCORE_COLUMNS,
@@ -96,8 +96,7 @@ def test_first_screen_of_a_short_page_has_the_next_step(browser: Page, report, w
     assert browser.evaluate(HEIGHT) > 2 * short  # the details are there
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("size", "dark"), VIEWS)
 def test_report_has_no_serious_barriers(browser: Page, report, small_pages, size, dark):
     for page in (report, *small_pages):
         browser.open(page, *size, dark)
@@ -130,8 +129,7 @@ def test_leaderboard_sorts_and_filters(browser: Page, leaderboard, report):
     assert link == report.resolve().as_uri()
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("size", "dark"), VIEWS)
 def test_a_wide_leaderboard_fits_and_is_accessible(browser: Page, tmp_path, size, dark):
     scores = dict.fromkeys(SCORE_COLUMNS, Score(-1.234, "-1.234", "-1.301 to -1.167"))
     names = ("length_balanced_half_learning_rate", "results", "my_summer_photos_2024", "Qwen2.5-VL-3B-Instruct")
