@@ -168,7 +168,7 @@ def train(request: dict, rank: int) -> None:
     # launch.sh sets LOCAL_SIZE, too; without it DeepSpeed would start numactl at each reduction of gradients
     os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": processes, "LOCAL_SIZE": processes}
     sys.argv = [str(SCRIPTS / request["script"]), *request["words"]]
-    sys.orig_argv = [sys.executable, *sys.argv]  # arguments with which a process starts again
+    sys.orig_argv = [forked_python(), *sys.argv]  # arguments with which a process starts again
     if request["kill_at"] or request["out_of_memory_at"]:
         save = ResumableTrainer._maybe_log_save_evaluate
 

@@ -2,8 +2,8 @@
 
 import socket
 import subprocess
-import sys
 
+from forked_python import forked_python
 from paths import PROJECT
 
 SHARE = """
@@ -18,7 +18,7 @@ sys.stdin.read()  # the first process holds the values
 def test_processes_exchange_their_values():
     with socket.create_server(("", 0)) as server:
         variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1]), "WORLD_SIZE": "2"}
-    command = [sys.executable, "-c", SHARE, PROJECT / "workflow_scripts"]
+    command = [forked_python(), "-c", SHARE, PROJECT / "workflow_scripts"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     first, second = (subprocess.Popen(command, env={**variables, "RANK": rank}, **pipes) for rank in "01")
     printed = [process.communicate(timeout=120)[0] for process in (second, first)]

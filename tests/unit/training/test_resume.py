@@ -24,8 +24,8 @@ from trained_stages import (
     shared,
 )
 
-# checkpoints as in zero2_offload (ZeRO 0 to 2) and zero3_offload; other tests also kill zero2
-LIKE_OTHERS = {"zero0", "zero1", "zero2", "zero3_offload_resident"}
+# checkpoints as in zero2_offload (ZeRO 0 to 2) and zero3; other tests also kill zero2 and zero3_offload
+LIKE_OTHERS = {"zero0", "zero1", "zero2", "zero3_offload", "zero3_offload_resident"}
 CONFIGURATIONS = sorted(path.stem for path in (PROJECT / "config/deepspeed").glob("*.json"))
 
 
@@ -93,7 +93,7 @@ def test_an_incomplete_last_step_is_equal_on_two_processes(folder, forks, tmp_pa
     assert_same_training(tmp_path / "two", tmp_path / "whole", folder / "projector.safetensors")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_stage_out_of_memory_resumes_with_half_the_micro_batch(folder, forks, tmp_path, processes):
     settings = {"max_steps": 4, "micro_batch_size": "auto", "gradient_accumulation_steps": "auto", "save_steps": 1}
     undisturbed, disturbed = (
@@ -184,7 +184,7 @@ def test_the_projectors_rate_scales_only_its_update(folder, forks, tmp_path, con
     assert any(update.any() for update in updates[1e-3].values())
 
 
-@pytest.mark.parametrize("configuration", ["zero3_offload", "adamw_8bit"])
+@pytest.mark.parametrize("configuration", ["zero3_offload", pytest.param("adamw_8bit", marks=pytest.mark.slow)])
 def test_weight_decay_spares_norms_and_biases(folder, forks, tmp_path, configuration):
     """AdamW subtracts the decay separately from its update, which is the same without decay after one step."""
     start, rate, decay = load_file(folder / "projector.safetensors"), 1e-3, 5.0
@@ -260,7 +260,7 @@ def diverging(folder: Path, output: Path, tuning: str, configuration: str, **cha
     ("tuning", "configuration", "precision", "processes"),
     [
         ("stage 1", "zero2", "fp32", 1),
-        ("stage 1", "zero3_offload", "bf16", 1),
+        pytest.param("stage 1", "zero3_offload", "bf16", 1, marks=pytest.mark.slow),
         pytest.param("LoRA", "zero2", "bf16", 1, marks=pytest.mark.slow),
         ("full", "zero2_offload", "fp32", 2),
     ],
