@@ -265,7 +265,7 @@ API, FILE = f"/api/datasets/{DATASET}", f"/datasets/{DATASET}/resolve/{REVISION}
         (API, 429, {"RateLimit": '"api";r=0;t=1000000'}, b"", "the hub requests a pause of 1000000 s"),
         (API, 429, {"Retry-After": "9" * 400}, b"", "the hub requests a pause of 1000000000 s"),
         (FILE, 429, {"RateLimit": f'"api";r=0;t={"9" * 400}'}, b"", "the hub requests a pause of 1000000000 s"),
-        (FILE, 200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(2**24)), "the answer is compressed"),
+        (FILE, 200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(2**24), mtime=0), "the answer is compressed"),
         (API, 200, {"Content-Encoding": "zstd"}, b"", "the answer is compressed"),
         (FILE, 200, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
         (API, 200, {"Content-Length": str(2**40)}, bytes(2**21), "the answer has more than the expected"),
