@@ -11,13 +11,14 @@ with torch_imports():
     from deepspeed.comm.torch import build_shm_op
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
-    from dj2mgm.training.build_locks import remove_stale_locks
+    from dj2mgm.training.build_locks import guard_wait_for_locks, remove_stale_locks
 
 
 def main() -> None:
     remove_stale_locks()
-    CPUAdamBuilder().load(verbose=False)
-    build_shm_op()
+    with guard_wait_for_locks():
+        CPUAdamBuilder().load(verbose=False)
+        build_shm_op()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from transformers import TrainingArguments
 
 from dj2mgm.cli.messages import note
 from dj2mgm.torch_environment import locate_extensions
+from dj2mgm.training.build_locks import guard_wait_for_locks
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
 
@@ -107,10 +108,13 @@ def _is_first_here() -> bool:
 
 def _find_failure(builder: OpBuilder) -> str | None:
     """Load an extension, and return the reason in one line if that fails."""
-    if not (locate_extensions() / builder.name / f"{builder.name}.so").exists() and _is_first_here():
-        note(f"compiling DeepSpeed's {builder.name} for this environment and processor: once, a minute or two")
+    folder = locate_extensions() / builder.name
+    if not (folder / f"{builder.name}.so").exists() and _is_first_here():
+        begin = "waiting for another process that compiles" if (folder / "lock").exists() else "compiling"
+        note(f"{begin} DeepSpeed's {builder.name} for this environment and processor: once, a minute or two")
     try:
-        builder.load(verbose=False)
+        with guard_wait_for_locks():
+            builder.load(verbose=False)
     except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
         if not shutil.which(get_cxx_compiler()):
             return "there is no C++ compiler"

@@ -1,4 +1,4 @@
-"""Removal of locks that killed processes left in PyTorch's build folders, on which later runs would wait forever.
+"""Removal of locks that killed processes left in PyTorch's build folders, on which other runs would wait forever.
 
 DeepSpeed's extensions are compiled and loaded through torch.utils.cpp_extension, whose lock is an empty file. Its owner
 keeps it open, so a lock that no process of this machine has open is stale. In a folder that is shared with other
@@ -8,7 +8,9 @@ machines, a lock is stale after MAX_BUILD_S.
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
 import psutil
 
@@ -29,6 +31,7 @@ NETWORK_FILE_SYSTEMS = (
     "fuse.",
 )
 MAX_BUILD_S = 1800
+CHECK_S = 5.0  # between two checks during a wait
 
 
 def find_stale_locks() -> list[Path]:
@@ -44,6 +47,24 @@ def remove_stale_locks() -> None:
     for lock in find_stale_locks():
         lock.unlink(missing_ok=True)
         note(f"removed {lock}, which a killed build had left")
+
+
+@contextmanager
+def guard_wait_for_locks() -> Iterator[None]:
+    """Remove stale locks while extensions are loaded, because another process may be killed during the wait for it."""
+    loaded = Event()
+
+    def check() -> None:
+        while not loaded.wait(CHECK_S):
+            remove_stale_locks()
+
+    checks = Thread(target=check, daemon=True)
+    checks.start()
+    try:
+        yield
+    finally:
+        loaded.set()
+        checks.join()
 
 
 def _list_open_files() -> Iterator[str]:
