@@ -105,6 +105,8 @@ def main() -> None:
     planned = {stage: training.workload for stage, training in trainings.items()}
     disk = predict_disk(planned, args.weights_gb) if architecture.image_tokens else {}
     print_answer(console, trainings, machine, times, disk, args.next)
+    for note in args.note:
+        console.print(note, markup=False)
     assumptions = [describe_assumptions(card, machine)] if args.gpu else []
     print_plans(console, searches, machine, "\n".join([*assumptions, *filter(None, [rows])]))
     if architecture.image_tokens and card is None:
@@ -115,8 +117,6 @@ def main() -> None:
         print_times(console, times, [workload.tuning for workload in planned.values()], machine, card, disk)
     for text in args.text:
         console.print(f"\n{text.read_text(encoding='utf-8')}", end="", markup=False)
-    for note in args.note:
-        console.print(note, markup=False)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -157,7 +157,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--no-compile", dest="compile", action="store_false", help="plan for compile: false (default: compile: true)")
     add("--text", type=Path, nargs="*", default=[], help="files to print after the plans, such as plan_power.py's")
     add("--next", action="append", default=[], help="command to name as the next one; repeatable")
-    add("--note", action="append", default=[], help="sentence to print after the plans; repeatable")
+    add("--note", action="append", default=[], help="sentence to print before the plans; repeatable")
     args = parser.parse_args()
     if args.gpu and args.gpu not in CARDS:
         raise InputError(f"--gpu: {args.gpu} is unknown; {suggest_name(args.gpu, CARDS)}")

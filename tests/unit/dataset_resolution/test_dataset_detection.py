@@ -806,6 +806,12 @@ def test_a_column_of_metadata_is_not_used_as_captions(here, cells):
         resolve_dataset("photos")
 
 
+def test_a_likely_column_without_captions_is_named(here):
+    write_columns("csv", image="000.png", description="")(here / "photos")
+    with pytest.raises(InputError, match="image, description; description has none in its first rows"):
+        resolve_dataset("photos")
+
+
 def test_a_missing_hub_id_names_the_command(here):
     with pytest.raises(InputError, match="run `snakemake fetch --config dataset=somebody/their-photos` first"):
         resolve_dataset("somebody/their-photos")

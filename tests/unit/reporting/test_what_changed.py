@@ -229,7 +229,7 @@ def test_a_single_model_names_the_captions_that_it_lost(config, fall):
     sentence = "Fine-tuning made captions worse than they were after stage 1: CLIPScore from "
     assert (sentence in record["fallen"]) == bool(fall)
     assert record["verdict"] == ("Learned, captions worse than after stage 1" if fall else "Learned")
-    assert ("add captions to the instructions" in record["fallen"]) == bool(fall)
+    assert ("add rows to the instructions" in record["fallen"]) == bool(fall)
     assert record["next_step"].startswith("Compare with other data. ")
 
 

@@ -283,8 +283,9 @@ def _find_columns(
             text = ()
     for role, columns in (("image", image), ("text", text)):
         if not columns:
+            likely = next((f"; {name} has none in its first rows" for name in names if _is_likely(role, name)), "")
             raise UnrecognizedFormatError(
-                f"no column is recognized as the {CONTENTS[role]}; the columns are {enumerate_names(names)}"
+                f"no column is recognized as the {CONTENTS[role]}; the columns are {enumerate_names(names)}{likely}"
             )
     return {"image": image, "text": text} | ({"question": question} if question else {})
 
@@ -294,7 +295,12 @@ def _find_names(role: str, names: Sequence[str], fits: Callable[[str], Any]) -> 
     usual = tuple(name for name in NAMES[role] if name in names)
     if len(usual) > 1:
         usual = tuple(filter(fits, usual)) or usual
-    return usual or tuple(name for name in names if HINTS[role] & split_words(name) and fits(name))
+    return usual or tuple(name for name in names if _is_likely(role, name) and fits(name))
+
+
+def _is_likely(role: str, name: str) -> bool:
+    """Return whether a column's name has a word that hints at a role."""
+    return bool(HINTS[role] & split_words(name))
 
 
 def split_words(name: str) -> set[str]:

@@ -247,6 +247,8 @@ def print_answer(
             lines.append((name, f"{most:.1f} GiB of {_format_gib(available)}"))
     if disk:
         lines.append(("disk", f"{sum(disk.values()):.1f} GiB, and the data"))
+    if not fits and not machine.gpus:
+        lines.append(("next", "add gpu=<name> to plan for another machine's card, such as gpu=rtx-4090"))
     lines += zip(["next", *[""] * len(commands)], commands if fits else (), strict=False)
     for name, text in lines:
         console.print(f"  {name:13}{text}", markup=False, soft_wrap=True)

@@ -209,10 +209,7 @@ def describe_seed_coverage(experiments: list[ExperimentResults]) -> str:
     """Describe what the intervals cover."""
     seeds = {experiment.name: experiment.seeds for experiment in experiments}
     if all(len(numbers) == 1 for numbers in seeds.values()):
-        return (
-            f"{describe_coverage(1)} To allow for that too, list more seeds in the experiments' files; five are "
-            "recommended."
-        )
+        return f"{describe_coverage(1)} To allow for that too, train with more seeds: set seeds=[0,1,2,3,4]."
     if len({tuple(numbers) for numbers in seeds.values()}) == 1:
         numbers = next(iter(seeds.values()))
         seed_names = join_words([str(number) for number in numbers])

@@ -13,8 +13,8 @@ import make_dataset
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_dataset
-from dj2mgm.features.check.check_page import list_power_sentences, write_console_text
-from dj2mgm.features.check.dataset_check import CheckSettings, DatasetCheck
+from dj2mgm.features.check.check_page import iterate_sentences, list_power_sentences, write_console_text
+from dj2mgm.features.check.dataset_check import IMAGE_PROBLEMS, CheckSettings, DatasetCheck, LeftOut
 from dj2mgm.features.check.dataset_check import check_dataset as check_folder
 from dj2mgm.reporting.verdicts.decision_cost import TYPICAL_NOISE, Noise, compute_expected_contrast
 from dj2mgm.settings.training_stages import FinetuneSection, describe_steps
@@ -114,11 +114,9 @@ def test_counts_are_those_of_the_dataset_stage(check, tmp_path, form):
     ]
     assert sum(part.count for part in pairs.bad) == len(bad) == {"table": 2}.get(form, 1)
     text = write_console_text(result, Path("check.html"))
-    assert f"Pairs: {pairs.written - len(bad)} of {pairs.rows} rows to train on; dropped by the filters: " in (
-        " ".join(text.split())
-    )
+    assert f"Pairs: {pairs.written - len(bad)} of {pairs.rows} rows to train on; unusable: " in (" ".join(text.split()))
     assert not any("+" in name for part in pairs.bad for name in part.examples), "names in tar files"
-    assert text.index("dropped by the filters") < text.index("held-out images"), "faults first"
+    assert text.index("unusable") < text.index("held-out images"), "faults first"
 
 
 def test_reasons_have_up_to_three_names(check, tmp_path):
@@ -255,6 +253,8 @@ def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, cap
         and "26 of 30 rows to train on" in text
         and "1 with an empty caption" in " ".join(text.split())
     )
+    sample = replace(result.splits[0], written=1000, opened=10, bad=[LeftOut(IMAGE_PROBLEMS["undecodable"], 2)])
+    assert "In all, about 200 images may be damaged." in iterate_sentences(sample, result)
     for name in range(20):
         (tmp_path / f"mine/{name:03d}.png").unlink()
     check("mine")

@@ -9,6 +9,8 @@ from dj2mgm.cli.command_line import escape_control
 from dj2mgm.errors import pluralize
 from dj2mgm.features.check.dataset_check import (
     MAX_OPENED,
+    OPENED_PROBLEMS,
+    SPLIT_TITLES,
     DatasetCheck,
     Detectable,
     LeftOut,
@@ -69,6 +71,13 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
     yield f"{split.title.capitalize()}: {split.trained} of {split.rows} rows to train on{bad}{left_out}."
     if split.opened < split.written:
         yield f"{MAX_OPENED} images were opened, spread over the rows; of the others, only the file was looked up."
+        if damaged := sum(part.count for part in split.bad if part.reason in OPENED_PROBLEMS):
+            yield f"In all, about {round(damaged * split.written / split.opened)} images may be damaged."
+    if split.title == SPLIT_TITLES["pretrain"]:
+        yield (
+            "The recipe's limits, such as on the length of captions, may drop more rows; `snakemake analyze` shows how "
+            "many."
+        )
     yield from _list_size_sentences(split, check)
     if split.words:
         yield f"Words: {_show_lengths(split.words)}."
@@ -89,7 +98,7 @@ def describe_fate(split: SplitCheck, check: DatasetCheck) -> str:
     """Return what happens to the bad rows of a split."""
     if split.title == "instructions" and check.refuses_bad_rows:
         return "the run stops at these, unless you set `jsonl: {on_bad_row: drop}`"
-    return "dropped by the filters"
+    return "unusable"
 
 
 def _list_size_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:

@@ -74,6 +74,7 @@ IMAGE_PROBLEMS = {  # by reason of a BadImageError
     "undecodable": "with an image that is damaged or of an unknown format",
 }
 HEIF_PROBLEM = "with an image in the format HEIF or AVIF that cannot be decoded"
+OPENED_PROBLEMS = (IMAGE_PROBLEMS["undecodable"], HEIF_PROBLEM)  # of opened images only
 EMPTY_CAPTION = "with an empty caption"
 
 
