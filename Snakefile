@@ -1,11 +1,23 @@
 # Data to model: `snakemake baseline`. Every experiment in config/experiments/ is a target.
 import os
+import sys
 from glob import glob
 from pathlib import Path
 
 from snakemake.utils import min_version
 
 min_version("9.0")
+
+
+def show_error(kind, error, traceback):
+    """Show Ctrl-C while the workflow is read as one word, and other errors as Python does."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+sys.excepthook = show_error
 
 
 report: "report/workflow.rst"

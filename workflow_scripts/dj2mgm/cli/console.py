@@ -404,15 +404,16 @@ class LiveLines(Lines):
             self.close()
             return
         if self.view is None:
-            self.view = self.new_view()
-            self.view.start()
+            view = self.new_view()
+            view.start()
+            self.view = view  # after its start, because Ctrl-C may come in between
         lines = [f"{job.title}: {job.progress or f'running for {job.elapsed}'}" for job in stages]
         self.view.update(self.new_text("\n".join([*lines, total])), refresh=True)
 
     def close(self) -> None:
-        if self.view is not None:
-            self.view.stop()
-            self.view = None
+        view, self.view = self.view, None
+        if view is not None:
+            view.stop()
 
 
 def replace_graph_builder(workflow, build: Callable[[Callable[[], None]], None]) -> None:
