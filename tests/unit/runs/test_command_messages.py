@@ -10,7 +10,7 @@ from dj2mgm.storage.files import write_json, write_text
 from paths import PROJECT
 from source_files import PAIR
 
-RUN = "shapes/tiny/baseline"
+RUN, OTHER_RUN = "shapes/tiny/baseline", "shapes/tiny/dj_synth"
 PAGE = PlannedJob((f"results/{RUN}/report/report.html",), "baseline")
 
 
@@ -36,8 +36,11 @@ def test_trainings_have_their_rows_and_steps(runs):
         "  pretrain of baseline: at most 10000 rows, 157 steps",
         "  finetune of baseline: at most 12000 rows, 94 steps",
     ]
-    assert "about 4 to 11 minutes for each experiment" in lines[4] and lines[5] == f"Result: {PAGE.files[0]}"
+    assert lines[4] == "Time: about 4 to 11 minutes on two cores." and lines[5] == f"Result: {PAGE.files[0]}"
     assert all(len(line) <= 80 for line in lines)
+    other = [replace(job, run=OTHER_RUN, files=(job.files[0].replace(RUN, OTHER_RUN),)) for job in JOBS]
+    lines = summarize_jobs(runs, [*JOBS, *other], [PAGE])
+    assert "Time: about 8 to 22 minutes on two cores for 2 experiments or seeds." in lines
 
 
 def test_models_to_fetch_are_named_in_whole_lines(runs):

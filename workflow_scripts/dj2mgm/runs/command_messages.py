@@ -329,7 +329,9 @@ def _estimate_time(runs: Runs, stages: list[PlannedJob], config_arguments: Itera
         if runs.shared.gpu or has_gpu():
             return f"trainings have not run here yet; `{build_command('plan', config_arguments)}` predicts it"
         if models == {"/".join(EMBEDDED_DEFAULTS.values())} and not config_arguments:
-            return "about 4 to 11 minutes for each experiment and seed on two cores"
+            count = len({job.run for job in trainings})
+            runs_note = f" for {count} experiments or seeds" if count > 1 else ""
+            return f"about {4 * count} to {11 * count} minutes on two cores{runs_note}"
         return "trainings have not run here yet; the first steps of each tell its time"
     if not measured_times:
         return "these stages have not run here yet"
