@@ -154,7 +154,7 @@ def test_an_interrupted_download_is_refused_with_its_remedy(cache, value):
     blob = cache / "models--Qwen--Qwen3-VL-2B-Instruct/blobs/1234"
     blob.parent.mkdir()
     os.replace(folder / SHARD, blob)
-    commands = f"run `snakemake fetch --config model={value}` first, or these commands (docs/models.md): "
+    commands = f"run `snakemake fetch --config model={value}` first, or (docs/models.md): "
     commands += "hf download Qwen/Qwen3-VL-2B-Instruct"
     with pytest.raises(InputError) as raised:
         check_model_folders(resolve(value))

@@ -318,7 +318,7 @@ def _refuse(model: ModelFile, missing: dict[str, str]) -> None:
     obstacles = dict.fromkeys(_list_obstacles(model, missing))
     if commands:
         delete = f"delete {' and '.join(obstacles)}, and " if obstacles else ""
-        remedy = f"{delete}run `{fetch}` first, or these commands (docs/models.md): {' ; '.join(commands)}"
+        remedy = f"{delete}run `{fetch}` first, or (docs/models.md): {' ; '.join(commands)}"
     elif any(_find_damage(part) for part in missing.values()):
         remedy = (
             "save the model and its processor there again, or download both: "

@@ -69,7 +69,7 @@ class ProgressLines(TrainerCallback):
             ),
         }
         write_json(self.file, progress)
-        detail = "loss {loss:.4f}, learning rate {learning_rate:.2e}".format(**progress)
+        detail = f"loss {progress['loss']:.4f}"  # with the learning rate, a line would have more than 80 columns
         report_progress("steps", progress["step"], progress["max_steps"], detail, progress["seconds_left"])
 
 
