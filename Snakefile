@@ -9,12 +9,15 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
+show_other_error = sys.excepthook
+
+
 def show_error(kind, error, traceback):
-    """Show Ctrl-C while the workflow is read as one word, and other errors as Python does."""
+    """Show Ctrl-C, which may come while the workflow is read, as one word."""
     if issubclass(kind, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
     else:
-        sys.__excepthook__(kind, error, traceback)
+        show_other_error(kind, error, traceback)
 
 
 sys.excepthook = show_error

@@ -808,7 +808,7 @@ def test_a_column_of_metadata_is_not_used_as_captions(here, cells):
 
 def test_a_likely_column_without_captions_is_named(here):
     write_columns("csv", image="000.png", description="")(here / "photos")
-    with pytest.raises(InputError, match="image, description; description has none in its first rows"):
+    with pytest.raises(InputError, match="image, description; description has no text in its first rows"):
         resolve_dataset("photos")
 
 

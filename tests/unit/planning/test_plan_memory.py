@@ -142,7 +142,7 @@ def test_remedies_replace_the_next_command_if_nothing_fits(plan):
     assert "GiB of the GPU's memory instead of 0.1" in done.stdout
     done = plan("--gpus", "0", "--host-memory", "0.1", "--tuning", "lora", "--note", "Few rows.")
     start = done.stdout.partition("DeepSpeed")[0]
-    assert "next         add gpu=<name> to plan for another machine's card" in start and "Few rows." in start
+    assert "next         add gpu=<name> to --config to plan for a card" in start and "Few rows." in start
 
 
 @pytest.mark.parametrize(

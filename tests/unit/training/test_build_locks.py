@@ -41,13 +41,22 @@ def test_a_lock_is_removed_once_its_owner_is_dead(root, monkeypatch):
     folder.mkdir(parents=True)
     with subprocess.Popen([sys.executable, "-c", HOLD, folder / "lock"], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout.readline() == "held\n"
-        remove_stale_locks()
+        with guard_wait_for_locks():
+            time.sleep(0.1)
         assert (folder / "lock").exists()
         owner.send_signal(signal.SIGKILL)
     assert (folder / "lock").exists(), "a killed process leaves its lock: this is what is repaired"
     with guard_wait_for_locks():
         while (folder / "lock").exists():  # as PyTorch waits
             time.sleep(0.01)
+
+
+def test_the_own_lock_is_not_stale(root):
+    earlier = open(__file__)
+    lock = make_abandoned_lock(root)
+    with open(lock):
+        earlier.close()  # a lower number of a file is free again
+        assert find_stale_locks() == []
 
 
 def test_only_locks_are_removed(root):

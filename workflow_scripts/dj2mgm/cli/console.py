@@ -404,16 +404,18 @@ class LiveLines(Lines):
             self.close()
             return
         if self.view is None:
-            view = self.new_view()
-            view.start()
-            self.view = view  # after its start, because Ctrl-C may come in between
+            self.view = self.new_view()
+            self.view.start()
         lines = [f"{job.title}: {job.progress or f'running for {job.elapsed}'}" for job in stages]
         self.view.update(self.new_text("\n".join([*lines, total])), refresh=True)
 
     def close(self) -> None:
         view, self.view = self.view, None
         if view is not None:
-            view.stop()
+            try:
+                view.stop()
+            except IndexError:  # Ctrl-C came during its start
+                self.terminal.show_cursor(True)
 
 
 def replace_graph_builder(workflow, build: Callable[[Callable[[], None]], None]) -> None:

@@ -283,7 +283,9 @@ def _find_columns(
             text = ()
     for role, columns in (("image", image), ("text", text)):
         if not columns:
-            likely = next((f"; {name} has none in its first rows" for name in names if _is_likely(role, name)), "")
+            fits, content = (is_image, "image") if role == "image" else (is_text, "text")
+            empty = [name for name in names if _is_likely(role, name) and not fits(name)]
+            likely = f"; {empty[0]} has no {content} in its first rows" if empty else ""
             raise UnrecognizedFormatError(
                 f"no column is recognized as the {CONTENTS[role]}; the columns are {enumerate_names(names)}{likely}"
             )

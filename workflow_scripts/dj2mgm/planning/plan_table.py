@@ -248,7 +248,7 @@ def print_answer(
     if disk:
         lines.append(("disk", f"{sum(disk.values()):.1f} GiB, and the data"))
     if not fits and not machine.gpus:
-        lines.append(("next", "add gpu=<name> to plan for another machine's card, such as gpu=rtx-4090"))
+        lines.append(("next", "add gpu=<name> to --config to plan for a card, such as gpu=rtx-4090"))
     lines += zip(["next", *[""] * len(commands)], commands if fits else (), strict=False)
     for name, text in lines:
         console.print(f"  {name:13}{text}", markup=False, soft_wrap=True)

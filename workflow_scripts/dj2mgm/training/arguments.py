@@ -110,8 +110,10 @@ def _find_failure(builder: OpBuilder) -> str | None:
     """Load an extension, and return the reason in one line if that fails."""
     folder = locate_extensions() / builder.name
     if not (folder / f"{builder.name}.so").exists() and _is_first_here():
-        begin = "waiting for another process that compiles" if (folder / "lock").exists() else "compiling"
-        note(f"{begin} DeepSpeed's {builder.name} for this environment and processor: once, a minute or two")
+        if (folder / "lock").exists():
+            note(f"waiting for another process, which compiles DeepSpeed's {builder.name}")
+        else:
+            note(f"compiling DeepSpeed's {builder.name} for this environment and processor: once, a minute or two")
     try:
         with guard_wait_for_locks():
             builder.load(verbose=False)

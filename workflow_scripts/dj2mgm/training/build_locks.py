@@ -8,7 +8,7 @@ machines, a lock is stale after MAX_BUILD_S.
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -51,12 +51,13 @@ def remove_stale_locks() -> None:
 
 @contextmanager
 def guard_wait_for_locks() -> Iterator[None]:
-    """Remove stale locks while extensions are loaded, because another process may be killed during the wait for it."""
+    """Remove stale locks while extensions are loaded: the process that holds one may be killed meanwhile."""
     loaded = Event()
 
     def check() -> None:
         while not loaded.wait(CHECK_S):
-            remove_stale_locks()
+            with suppress(PermissionError):  # another user's lock
+                remove_stale_locks()
 
     checks = Thread(target=check, daemon=True)
     checks.start()
@@ -71,9 +72,12 @@ def _list_open_files() -> Iterator[str]:
     """Yield the paths of files that processes of this user have open."""
     for process in psutil.process_iter():
         try:
-            yield from (os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir())
+            links = list(Path(f"/proc/{process.pid}/fd").iterdir())
         except OSError:  # the process has just ended, or belongs to another user
             continue
+        for link in links:
+            with suppress(OSError):  # closed in the meantime, as that of the listing itself
+                yield os.readlink(link)
 
 
 def _may_be_stale(lock: Path) -> bool:

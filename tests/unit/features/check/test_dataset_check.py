@@ -254,7 +254,7 @@ def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, cap
         and "1 with an empty caption" in " ".join(text.split())
     )
     sample = replace(result.splits[0], written=1000, opened=10, bad=[LeftOut(IMAGE_PROBLEMS["undecodable"], 2)])
-    assert "In all, about 200 images may be damaged." in iterate_sentences(sample, result)
+    assert "Of all rows, about 200 may have a damaged image." in iterate_sentences(sample, result)
     for name in range(20):
         (tmp_path / f"mine/{name:03d}.png").unlink()
     check("mine")

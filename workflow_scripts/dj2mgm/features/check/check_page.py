@@ -8,8 +8,8 @@ from pathlib import Path
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.errors import pluralize
 from dj2mgm.features.check.dataset_check import (
+    IMAGE_PROBLEMS,
     MAX_OPENED,
-    OPENED_PROBLEMS,
     SPLIT_TITLES,
     DatasetCheck,
     Detectable,
@@ -71,12 +71,12 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
     yield f"{split.title.capitalize()}: {split.trained} of {split.rows} rows to train on{bad}{left_out}."
     if split.opened < split.written:
         yield f"{MAX_OPENED} images were opened, spread over the rows; of the others, only the file was looked up."
-        if damaged := sum(part.count for part in split.bad if part.reason in OPENED_PROBLEMS):
-            yield f"In all, about {round(damaged * split.written / split.opened)} images may be damaged."
+        if damaged := sum(part.count for part in split.bad if part.reason == IMAGE_PROBLEMS["undecodable"]):
+            yield f"Of all rows, about {round(damaged * split.written / split.opened)} may have a damaged image."
     if split.title == SPLIT_TITLES["pretrain"]:
         yield (
-            "The recipe's limits, such as on the length of captions, may drop more rows; `snakemake analyze` shows how "
-            "many."
+            "The recipe's limits, such as on the length of captions, may drop more rows; this command counts them: "
+            f"{check.analysis}"
         )
     yield from _list_size_sentences(split, check)
     if split.words:

@@ -74,7 +74,6 @@ IMAGE_PROBLEMS = {  # by reason of a BadImageError
     "undecodable": "with an image that is damaged or of an unknown format",
 }
 HEIF_PROBLEM = "with an image in the format HEIF or AVIF that cannot be decoded"
-OPENED_PROBLEMS = (IMAGE_PROBLEMS["undecodable"], HEIF_PROBLEM)  # of opened images only
 EMPTY_CAPTION = "with an empty caption"
 
 
@@ -179,6 +178,7 @@ class DatasetCheck:
 
     Attributes:
         command: command that trains on these data.
+        analysis: command that counts the rows that the recipe's limits drop.
         note: lines with the file that describes the dataset; empty if it exists.
         recognized: a phrase for each file or source.
         not_read: files that are neither rows nor images, nor captions of images.
@@ -191,6 +191,7 @@ class DatasetCheck:
 
     dataset: str
     command: str
+    analysis: str
     note: str
     recognized: list[str]
     splits: list[SplitCheck]
@@ -228,6 +229,7 @@ def check_dataset(settings: CheckSettings, folder: Path) -> DatasetCheck:
     return DatasetCheck(
         settings.dataset,
         _format_training_command(settings),
+        format_snakemake_command("analyze", {key: settings.keys[key] for key in settings.keys if key == "dataset"}),
         settings.note,
         list(_describe_files(dataset)),
         splits,

@@ -44,7 +44,7 @@ from dj2mgm.verdict_kinds import VerdictKind
 CAPTION_SCORES = ("attribute_accuracy", "clip_score", "ref_clip_score")
 # after scores that fell, although the verdict is better
 LOSS_ADVICE = "First decide whether the scores that fell matter for your use of the model."
-CAPTION_LOSS_ADVICE = "If you need captions, add rows to the instructions that ask for one."
+CAPTION_LOSS_ADVICE = "If you need captions, add rows to the instructions whose question asks for a caption."
 LONGER_TRAINING_FACTOR = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
 
 
