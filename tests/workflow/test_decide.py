@@ -136,6 +136,7 @@ def test_undecidable_settings_are_refused(quick, monkeypatch, config, sentence):
 def test_snakemake_refuses_undecidable_settings_before_any_run(quick):
     printed = decide(quick, "decide={against: []}", ok=False)
     assert "decide.against: " in printed and "Traceback" not in printed and "done in" not in printed
+    assert "would be compared with itself" in decide(quick, experiment="baseline", ok=False)
     printed = decide(quick, experiment="othr", ok=False)
     assert "experiment: there is no experiment 'othr'; did you mean 'other'?" in re.sub(r"\s+", " ", printed)
     assert "Traceback" not in printed and "done in" not in printed

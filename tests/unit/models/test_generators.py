@@ -453,7 +453,7 @@ def test_qwen_is_assembled_with_its_own_tokenizer_and_format(tmp_path):
 def test_two_processes_give_the_answers_of_one(tmp_path, monkeypatch, method):
     """New processes import torch and transformers for seconds; forks have both, but cannot use OpenMP's threads."""
     context = multiprocessing.get_context(method)
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": context}.__getitem__)
     monkeypatch.setattr(generators, "use_cpu_threads", lambda _: torch.set_num_threads(1))
     model = tiny_mgm()
     model.save_pretrained(tmp_path / "mgm")

@@ -30,9 +30,11 @@ ATTACKS = {
     "a deleted file": {MINHASH: {"tokenization": "sentencepiece", "tokenizer_model": "DECOYS/model.pt"}},
     "a deleted file by a language": {"perplexity_filter": {"lang": "../DECOYS/en"}},
     "a folder of words": {"stopwords_filter": {"stopwords_dir": "DECOYS/new"}},
+    "another folder of words": {"flagged_words_filter": {"flagged_words_dir": "DECOYS/new"}},
     "a folder of faces": {"video_active_speaker_detect_mapper": {"face_track_bbox_path": "DECOYS/new"}},
     "statistics elsewhere": {"text_length_filter": {"stats_export_path": "DECOYS/stats.jsonl"}},
     "a downloaded tokenizer": {"alphanumeric_filter": {"tokenization": True}},
+    "a downloaded model of words": {"words_num_filter": {"tokenization": True, "lang": "../../x"}},
     "a language that is a path": {"word_repetition_filter": {"lang": "../../x"}},
     "a hub id": {"image_text_similarity_filter": {"hf_clip": "evil/model"}},
     "a default on the hub": {"image_nsfw_filter": {}},
@@ -40,6 +42,7 @@ ATTACKS = {
     "a model behind a link": {"image_text_similarity_filter": {"hf_clip": "results/linked"}},
     "a model of another format": {"image_segment_mapper": {"model_path": "DECOYS/model.pt"}},
     "another column": {"image_shape_filter": {"min_width": 1, "image_key": "elsewhere"}},
+    "another column of text": {"fix_unicode_mapper": {"text_key": "meta"}},
     "a database": {"ray_document_deduplicator": {"redis_address": "redis://evil.example:6379"}},
     "another worker": {"ray_image_deduplicator": {"worker_cls": "x.y"}},
     "a server of models": {"openai_captioning_mapper": {"base_url": "http://evil.example/v1"}},
@@ -53,6 +56,7 @@ ATTACKS = {
     "a chat template of its own": {"likelihood_gain_filter": {"template": {"template": "{% for x in y %}"}}},
     "images outside": {"image_integrity_filter": {"image_root": "/"}},
     "a folder to work in": {"text_length_filter": {"work_dir": "DECOYS/new"}},
+    "an environment": {"text_length_filter": {"runtime_env": {"pip": ["evil"]}}},
 }
 
 

@@ -84,7 +84,7 @@ def test_the_report_names_a_damaged_result(tmp_path, monkeypatch, capsys):
     arguments = ["--config", str(config), "--output-dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["compare_experiments.py", *arguments])
     names = ("summary.json", "metrics.json", "metrics.jsonl", "captions.jsonl")
-    for name, damage in zip(names, DAMAGE.values(), strict=True):
+    for name, damage in [*zip(names, DAMAGE.values(), strict=True), ("metrics.jsonl", DAMAGE["empty"])]:
         file = sorted((tmp_path / "results").rglob(name))[0]
         content = file.read_bytes()
         file.write_bytes(damage(content))

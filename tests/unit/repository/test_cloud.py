@@ -101,6 +101,8 @@ def test_hugging_faces_library_accepts_the_job():
 def test_skypilot_accepts_the_spot_job(tmp_path, monkeypatch):
     values = yaml.safe_load((CLOUD / "skypilot.yaml").read_text(encoding="utf-8"))
     assert values["run"].endswith("cloud/run.sh /kept $TARGETS\n") and "/kept" in values["file_mounts"]
+    for script in CLOUD.glob("*.sh"):
+        assert subprocess.run(["bash", "-n", script]).returncode == 0 and os.access(script, os.X_OK)
     monkeypatch.setenv("HOME", str(tmp_path))
     sky = pytest.importorskip("sky", reason="SkyPilot is not installed")
     task = sky.Task.from_yaml(str(CLOUD / "skypilot.yaml"))

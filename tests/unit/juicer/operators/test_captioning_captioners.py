@@ -177,6 +177,8 @@ def test_an_incomplete_line_is_removed_and_captioned_again(tmp_path, cut):
 WRONG_LINES = {
     "other keys": '{"a": 1}',
     "no candidate": '{"image": "y", "candidates": [], "log_likelihoods": null}',
+    "a list as image": '{"image": ["y"], "candidates": ["a"], "log_likelihoods": null}',
+    "too few numbers": '{"image": "y", "candidates": ["a", "b"], "log_likelihoods": [-1]}',
     "a number as candidate": '{"image": "y", "candidates": [5], "log_likelihoods": null}',
     "half a character": '{"image": "y", "candidates": ["\\ud800"], "log_likelihoods": null}',
     "a negative budget": '{"image": "y", "candidates": ["a"], "log_likelihoods": null, "tokens": -1000}',

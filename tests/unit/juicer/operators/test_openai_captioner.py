@@ -134,6 +134,8 @@ def test_the_request_is_a_chat_completion_with_a_scaled_image(images):
         Reply(429, "slow down"),
         Reply(200, "<html><body>Welcome</body></html>", {"Content-Type": "text/html"}),
         Reply(200, '{"choices": []}'),
+        Reply(200, '{"choices": [{"message": {"content": 3}}]}'),
+        Reply(200, "[" * 100_000),
         Reply(200, '{"error": {"message": "no capacity"}}'),
         Reply(200, '{"choices": [{"message": {"con'),
         replace(caption("cut"), action="truncate"),
