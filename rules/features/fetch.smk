@@ -1,3 +1,6 @@
+UNLOCKED_RULES.add("fetch")  # it adds missing files only, which no run in progress uses
+
+
 # Download a model and a dataset from the Hugging Face hub: `snakemake fetch --config model=… dataset=…`. Only missing
 # files are downloaded. No other rule downloads anything.
 rule fetch:
