@@ -50,6 +50,11 @@ def set_torch_environment() -> None:
         os.environ["USER"] = str(os.getuid())
 
 
+def is_first_here() -> bool:
+    """Return whether this is the first process of its training on this node."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def locate_extensions() -> Path:
     """Return the folder of C++ extensions that are compiled for this environment and processor.
 

@@ -24,7 +24,7 @@ from torch.utils.cpp_extension import get_cxx_compiler
 from transformers import TrainingArguments
 
 from dj2mgm.cli.messages import note
-from dj2mgm.torch_environment import locate_extensions
+from dj2mgm.torch_environment import is_first_here, locate_extensions
 from dj2mgm.training.build_locks import guard_wait_for_locks
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 from dj2mgm.training.settings import TrainingSettings
@@ -90,7 +90,7 @@ def use_available_extensions(config: dict) -> dict:
     failure = _find_failure(CPUAdamBuilder())
     if failure is None:
         return config
-    if _is_first_here():
+    if is_first_here():
         note(
             f"{failure}, so PyTorch's AdamW on the CPU replaces DeepSpeed's, which would be several times faster "
             "for large models; install g++ to have it"
@@ -101,15 +101,10 @@ def use_available_extensions(config: dict) -> dict:
     }
 
 
-def _is_first_here() -> bool:
-    """Return whether this is the first process of this node."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
 def _find_failure(builder: OpBuilder) -> str | None:
     """Load an extension, and return the reason in one line if that fails."""
     folder = locate_extensions() / builder.name
-    if not (folder / f"{builder.name}.so").exists() and _is_first_here():
+    if not (folder / f"{builder.name}.so").exists() and is_first_here():
         if (folder / "lock").exists():
             note(f"waiting for another process, which compiles DeepSpeed's {builder.name}")
         else:

@@ -15,7 +15,7 @@ from threading import Event, Thread
 import psutil
 
 from dj2mgm.cli.messages import note
-from dj2mgm.torch_environment import locate_extensions
+from dj2mgm.torch_environment import is_first_here, locate_extensions
 
 # types of file systems
 NETWORK_FILE_SYSTEMS = (
@@ -44,6 +44,9 @@ def find_stale_locks() -> list[Path]:
 
 
 def remove_stale_locks() -> None:
+    """Remove stale locks, in the first process of this node: another one could remove the lock that it takes next."""
+    if not is_first_here():
+        return
     for lock in find_stale_locks():
         lock.unlink(missing_ok=True)
         note(f"removed {lock}, which a killed build had left")

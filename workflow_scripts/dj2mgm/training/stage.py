@@ -1,6 +1,5 @@
 """One training stage, from settings to saved weights; `pretrain.py` and `finetune.py` choose the trained parameters."""
 
-import os
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -186,8 +185,7 @@ class StageRun:
         check_trackers(self.requested.trackers)
         if self.requested.precision == "fp8":
             require_fp8()
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            remove_stale_locks()
+        remove_stale_locks()
         set_seed(self.requested.seed)
 
     def read_data(self) -> StageData:

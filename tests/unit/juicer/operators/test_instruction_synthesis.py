@@ -206,7 +206,7 @@ HOSTILE = {
 
 
 def test_hostile_answers_are_counted_and_dropped(project, tmp_path, monkeypatch):
-    """In each run, the first image gets a useful answer, and each of the other six images a hostile one."""
+    """A useful answer to the first image of each run, and hostile answers to the six others."""
     monkeypatch.setenv(VARIABLE, KEY)
     hostile = list(HOSTILE)
     for first in range(0, len(hostile), 6):

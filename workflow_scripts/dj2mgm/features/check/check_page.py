@@ -10,7 +10,6 @@ from dj2mgm.errors import pluralize
 from dj2mgm.features.check.dataset_check import (
     IMAGE_PROBLEMS,
     MAX_OPENED,
-    SPLIT_TITLES,
     DatasetCheck,
     Detectable,
     LeftOut,
@@ -73,7 +72,7 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
         yield f"{MAX_OPENED} images were opened, spread over the rows; of the others, only the file was looked up."
         if damaged := sum(part.count for part in split.bad if part.reason == IMAGE_PROBLEMS["undecodable"]):
             yield f"Of all rows, about {round(damaged * split.written / split.opened)} may have a damaged image."
-    if split.title == SPLIT_TITLES["pretrain"]:
+    if split.split == "pretrain":
         yield (
             "The recipe's limits, such as on the length of captions, may drop more rows; this command counts them: "
             f"{check.analysis}"

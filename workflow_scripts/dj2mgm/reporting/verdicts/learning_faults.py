@@ -1,4 +1,4 @@
-"""What training changed in the scores, and signs that a model has learned nothing."""
+"""Changes of scores by training, and signs that a model has learned nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
