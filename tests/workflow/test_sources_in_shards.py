@@ -9,13 +9,7 @@ from dj2mgm.storage.image_files import parse_member
 from small_project import Project
 
 # identical copies are kept
-MIXED = (
-    "dataset=mixed",
-    "without=[image_text_deduplicator]",
-    "finetune={max_steps: 2}",
-    "pretrain={max_steps: 2}",
-    "overwrite=true",
-)
+MIXED = ("dataset=mixed", "without=[image_text_deduplicator]", "finetune={max_steps: 2}", "pretrain={max_steps: 2}")
 
 
 @pytest.mark.slow
@@ -32,19 +26,18 @@ def test_exported_shards_train_a_model_in_requested_amounts(synthesized, tmp_pat
         "parquet": {"format": "parquet", "path": str(exported / "parquet")},
         "again": {"format": "webdataset", "path": str(exported / "webdataset"), "split": "finetune", "amount": 0.5},
     }
-    # the baseline of this project has other data
     project = Project(shutil.copytree(synthesized.folder, tmp_path / "copy"))
     write_yaml(project.folder / "config/datasets/mixed.yaml", {"sources": sources})
     write_yaml(project.folder / "config/experiments/mixed.yaml", {"sources": {"shards": 2.0, "parquet": 20}})
-    project.run("results/small/small/mixed/generate/answers.jsonl", config=MIXED)
-    summary = read_json(project.result("jsonl/summary.json", "mixed"))
+    project.run("results/mixed/small/mixed/generate/answers.jsonl", config=MIXED)
+    summary = read_json(project.result("jsonl/summary.json", "mixed", "mixed"))
     usable = {name: counts["usable"] for name, counts in summary["pretrain"]["sources"].items()}
     samples = {name: counts["rows_out"] for name, counts in summary["pretrain"]["sources"].items()}
     budget = sum(usable.values())  # training data of the baseline, each row once
     shares = 2 * usable["shards"] + 20
     assert sum(samples.values()) == budget and abs(samples["parquet"] - 20 * budget / shares) < 1
-    rows = list(read_jsonl(project.result("jsonl/pretrain.jsonl", "mixed")))
+    rows = list(read_jsonl(project.result("jsonl/pretrain.jsonl", "mixed", "mixed")))
     assert len(rows) == budget and all(parse_member(row["image"]) for row in rows)
-    assert {row["source"] for row in read_jsonl(project.result("jsonl/finetune.jsonl", "mixed"))} == {"again"}
+    assert {row["source"] for row in read_jsonl(project.result("jsonl/finetune.jsonl", "mixed", "mixed"))} == {"again"}
     assert half * 0.5 < summary["finetune"]["sources"]["again"]["rows_out"] < half
-    assert len(list(read_jsonl(project.result("generate/captions.jsonl", "mixed")))) > 0
+    assert len(list(read_jsonl(project.result("generate/captions.jsonl", "mixed", "mixed")))) > 0
