@@ -28,6 +28,13 @@ def test_images_of_any_shape_are_padded_to_squares(processor, size):
     assert line[0, 1] > line[1, 1] and line[1, -2] > line[0, -2]
 
 
+@pytest.mark.parametrize("side", [IMAGE_SIDE, 40, 301])
+def test_pixels_equal_those_of_the_image_processor(processor, side):
+    image = Image.effect_noise((side, side), 64).convert("RGB")
+    stock = processor.image_processor(image, do_rescale=False, do_normalize=False, return_tensors="pt").pixel_values
+    assert torch.equal(processor.resize_images([image]), stock)
+
+
 def test_there_is_one_image_token_per_visual_token(processor):
     ids = processor.encode([("red <image> blue", False)])["input_ids"]
     tokens = processor.tokenizer

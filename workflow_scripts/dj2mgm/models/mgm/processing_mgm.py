@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from PIL import Image
 from transformers import ProcessorMixin
@@ -46,11 +47,15 @@ class MGMProcessor(ProcessorMixin):
         return self.normalize_pixels(self.resize_images(images))
 
     def resize_images(self, images: list[Image.Image]) -> torch.Tensor:
-        """Pad RGB images of any shape to squares with the mean color and resize them: → (B, 3, S', S') uint8."""
+        """Pad RGB images of any shape to squares with the mean color and resize them: → (B, 3, S', S') uint8.
+
+        The result equals the image processor's, whose other steps take one to two milliseconds for each image.
+        """
         color = tuple(int(255 * mean) for mean in self.image_processor.image_mean)
-        squares = [_pad_to_square(image, color) for image in images]
-        bytes_only = {"do_rescale": False, "do_normalize": False}
-        return self.image_processor(squares, **bytes_only, return_tensors="pt")["pixel_values"]
+        _, height, width = self.image_shape
+        squares = (_pad_to_square(image, color) for image in images)
+        resized = [np.asarray(square.resize((width, height), self.image_processor.resample)) for square in squares]
+        return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2).contiguous()
 
     def normalize_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalize (B, 3, S', S') uint8 to float32 on the same device, without waiting for a GPU."""
