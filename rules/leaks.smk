@@ -1,12 +1,21 @@
 # Search for copies of evaluation images in the training data. The embedded dataset is left out, because its held-out
 # scenes are drawn in the same way as its training scenes.
-from dj2mgm.runs.pages import list_decontamination_files
+from itertools import chain
+
+from dj2mgm.runs.pages import list_decontamination_images
+
+# Features add the files of benchmarks, by benchmark and key; `images` is a folder.
+BENCHMARK_FILES = {}
 
 
 def decontamination_files(wildcards):
     """Input function: the user's own files that training images are compared with."""
     with raising_user_errors():
-        return check_user_files(list_decontamination_files(RUNS))
+        images = list_decontamination_images(RUNS)
+        files = chain.from_iterable(map(dict.items, BENCHMARK_FILES.values()))
+        return check_user_files(
+            [file for key, file in files if key != "images"] + images
+        )
 
 
 rule find_leaks:

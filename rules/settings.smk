@@ -61,6 +61,8 @@ SETTINGS_FILES = {
     "configure_page": SettingsFile("results/{page}/config.yaml", page_settings),
     "configure_leaks": SettingsFile(
         "results/datasets/{dataset}/leaks/config.yaml",
-        lambda w: pages.build_leak_settings(RUNS, w.dataset).file_content(),
+        lambda w: pages.build_leak_settings(
+            RUNS, w.dataset, BENCHMARK_FILES
+        ).file_content(),
     ),
 }

@@ -16,7 +16,7 @@ from dj2mgm.torch_environment import torch_imports
 with torch_imports():
     from dj2mgm.cli.messages import Progress
     from dj2mgm.compute import use_cpu_threads
-    from dj2mgm.evaluation.benchmarks import read_questions
+    from dj2mgm.features.challenge.benchmarks import read_questions
     from dj2mgm.features.challenge.challenge_keys import BenchmarkSettings
     from dj2mgm.models.generators import open_generators
     from dj2mgm.settings.validation import load_settings

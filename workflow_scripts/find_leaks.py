@@ -15,7 +15,6 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.data.formats import list_images
-from dj2mgm.evaluation.benchmarks import read_questions
 from dj2mgm.evaluation.leak_search import (
     ReferenceTexts,
     collect_benchmark_images,
@@ -27,6 +26,7 @@ from dj2mgm.evaluation.leak_search import (
     find_leaks,
     read_references,
 )
+from dj2mgm.script_modules import import_feature_modules
 from dj2mgm.settings.evaluation import LeakSettings
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_jsonl, write_json, write_jsonl
@@ -40,8 +40,9 @@ def main() -> None:
     processes = settings.cpu_threads or len(os.sched_getaffinity(0))
     images = collect_held_out_images(list(read_jsonl(paths.dataset / "evaluation.jsonl")), settings.evaluation_images)
     texts = ReferenceTexts()
-    for name, files in settings.benchmarks.items():
-        images |= collect_benchmark_images(name, texts.collect(read_questions(name, files)))
+    for module in import_feature_modules("questions"):
+        for name, questions in module.list_questions(settings.benchmarks):
+            images |= collect_benchmark_images(name, texts.collect(name, questions))
     for folder in settings.folders:
         images |= collect_folder_images(Path(folder))
     references = read_references(images, processes)

@@ -17,7 +17,7 @@ from dj2mgm.reporting.verdicts.verdict_sentences import build_snakemake_command
 from dj2mgm.runs.layers import locate_experiment_file, merge
 from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.config_files import CONFIG, read_config, suggest_name
-from dj2mgm.settings.configuration import build_configuration_model
+from dj2mgm.settings.configuration import Configuration
 from dj2mgm.settings.string_formats import check_format
 from dj2mgm.settings.targets import RESERVED_NAMES
 from dj2mgm.settings.validation import Layer, load_settings
@@ -64,7 +64,7 @@ def describe_variant(settings: StudyPageSettings, variant: str, page: Path) -> d
         for key, value in differences.items()
         if not any(key.startswith(f"{section}.") for section in differences)
     }
-    keys = read_config(locate_experiment_file(base_name), build_schema(build_configuration_model()))
+    keys = read_config(locate_experiment_file(base_name), build_schema(Configuration))
     merged = merge([Layer(base_name, keys), Layer(variant, nest_changes(str(page), changes, base.config))])
     last_seed = max(run.seed for run in experiment.runs)
     if search and search.has_fewer_rows(variant):

@@ -13,8 +13,8 @@ import numpy
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import pluralize
-from dj2mgm.evaluation.benchmarks import load_benchmark
 from dj2mgm.evaluation.groups import estimate_metrics, read_leaked_ids
+from dj2mgm.features.challenge.benchmarks import load_benchmark
 from dj2mgm.storage.files import compute_sha256, read_jsonl, write_json
 
 

@@ -4,12 +4,12 @@ r"""Write the file for a benchmark's evaluation server from the model's answers.
         --answers results/shapes/tiny/baseline/benchmarks/mmbench/answers.jsonl \
         --output-dir results/shapes/tiny/baseline/benchmarks/mmbench
 
-The benchmark's module in evaluation/benchmarks describes the content of submission.xlsx.
+The benchmark's module in features/challenge/benchmarks describes the content of submission.xlsx.
 """
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import load_benchmark
+from dj2mgm.features.challenge.benchmarks import load_benchmark
 from dj2mgm.storage.files import read_jsonl
 
 

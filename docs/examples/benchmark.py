@@ -1,6 +1,6 @@
 """A benchmark of questions that are answered with yes or no.
 
-Copied to workflow_scripts/dj2mgm/evaluation/benchmarks/yes_no.py it is the benchmark `yes_no`, and this in
+Copied to workflow_scripts/dj2mgm/features/challenge/benchmarks/yes_no.py it is the benchmark `yes_no`, and this in
 config/config.yaml names its files:
 
     benchmarks:
@@ -17,9 +17,9 @@ from pathlib import Path
 from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.features.challenge.benchmarks import Benchmark
 from dj2mgm.storage.streaming import UniqueIds, read_objects
 
 INSTRUCTION = "Answer the question using a single word, yes or no."

@@ -1,11 +1,15 @@
 # Published benchmarks, from the user's files, and the challenge's score.
 from dj2mgm.cli.console import UserError
+from dj2mgm.features.challenge.challenge_keys import (
+    list_benchmark_files,
+    read_declarations,
+)
 from dj2mgm.features.challenge.challenge_stages import build_challenge_settings
-from dj2mgm.settings.evaluation import read_declarations
 
 SETTINGS_FILES["configure_challenge"] = SettingsFile(
     f"results/{RESULTS_PREFIX}challenge/config.yaml", lambda w: challenge_settings()
 )
+BENCHMARK_FILES |= list_benchmark_files(RUNS.shared)
 WITH_SUBMISSION = [
     name for name, declared in read_declarations().items() if declared.has_submission
 ]

@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 from configuration_files import FILES
 from dj2mgm.documents import build_documents
 from dj2mgm.settings.base import SEARCH, read_extra
-from dj2mgm.settings.configuration import build_configuration_model
+from dj2mgm.settings.configuration import Configuration
 from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, PretrainSection
 from dj2mgm.settings.validation import validate_settings
 from paths import PROJECT
@@ -25,9 +25,9 @@ def test_generated_file_is_up_to_date(path):
 
 def test_config_yaml_states_the_defaults_of_the_types():
     values = yaml.safe_load((PROJECT / "config/config.yaml").read_text(encoding="utf-8"))
-    defaults = build_configuration_model()().model_dump()
+    defaults = Configuration().model_dump()
     assert values == defaults
-    assert validate_settings(build_configuration_model(), values, "config.yaml").model_dump() == defaults
+    assert validate_settings(Configuration, values, "config.yaml").model_dump() == defaults
 
 
 def test_every_key_of_the_configuration_has_a_description():
@@ -42,7 +42,7 @@ def test_every_key_of_the_configuration_has_a_description():
 
     groups = {"benchmarks.mmbench", "benchmarks.textvqa", "challenge.scores"}
     scores = {"challenge.scores.mmbench", "challenge.scores.textvqa"}
-    assert set(undescribed(build_configuration_model())) == groups | scores
+    assert set(undescribed(Configuration)) == groups | scores
 
 
 def test_schema_accepts_the_files_of_the_repository():
@@ -59,7 +59,7 @@ def test_editor_schema_and_types_refuse_the_same_values():
     for values in [*wrong, {"seeds": []}, {"jsonl": {"leaks": "no"}}, {"pretrain": {"micro_batch_size": "all"}}]:
         assert list(Draft202012Validator(schema).iter_errors(values)), values
         with pytest.raises(Exception, match="values: "):
-            validate_settings(build_configuration_model(), values, "values")
+            validate_settings(Configuration, values, "values")
 
 
 @pytest.mark.parametrize("section", [PretrainSection, FinetuneSection, LoraSettings])

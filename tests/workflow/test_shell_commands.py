@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dj2mgm.features.challenge.challenge_keys import read_declarations
 from dj2mgm.model_files.missing_models import PART_KEYS
 from dj2mgm.settings.base import build_schema
-from dj2mgm.settings.configuration import build_configuration_model
-from dj2mgm.settings.evaluation import read_declarations
+from dj2mgm.settings.configuration import Configuration
 from dj2mgm.settings.models import AssembledModel, MgmModel
 from dj2mgm.settings.string_formats import make_name
 from paths import PROJECT
@@ -179,7 +179,7 @@ class HostileProject:
 
     def defaults(self) -> None:
         """Write config.yaml with a hostile value for each string of the schema; names refer to hostile names."""
-        values = self.hostile.make_values(build_schema(build_configuration_model()))
+        values = self.hostile.make_values(build_schema(Configuration))
         benchmarks = values["benchmarks"] = {name: dict.fromkeys(d.files) for name, d in read_declarations().items()}
         for name in benchmarks:
             folder = self.folder_with(*("questions", "answers"))

@@ -16,10 +16,10 @@ from dj2mgm.script_modules import SCRIPTS, import_feature_modules
 from dj2mgm.settings.base import DIALECT, RETRAINS, SEARCH, Section, build_schema, describe_accepted_values, read_extra
 from dj2mgm.settings.config_files import read_config
 from dj2mgm.settings.configuration import (
+    Configuration,
     ExperimentOnlyKeys,
     ModelOverridableKeys,
     SharedKeys,
-    build_configuration_model,
 )
 from dj2mgm.settings.dataset_files import FilesDataset, ShapesDataset, SourcesDataset
 from dj2mgm.settings.models import (
@@ -68,7 +68,7 @@ all keys of `pretrain`; only those that differ are repeated. "search" is the int
 def build_documents() -> dict[Path, str]:
     """Return the content of every generated file by its path in the repository."""
     kinds = {
-        "config": [build_configuration_model()],
+        "config": [Configuration],
         "dataset": [FilesDataset, SourcesDataset, ShapesDataset],
         "model": [MgmModel, AssembledModel, TransformersModel, TinyModel],
         "preset": [PresetFile],
@@ -92,7 +92,7 @@ def _dump_schema(models: list[type[Section]]) -> str:
 
 
 def _write_defaults() -> str:
-    defaults = build_configuration_model()()
+    defaults = Configuration()
     blocks = []
     for group, (comment, _) in GROUPS.items():
         lines = "\n".join(_format_section(defaults, group.model_fields))
@@ -148,7 +148,7 @@ def _format_scalar(value: object) -> str:
 
 
 def _build_page() -> str:
-    model, parts = build_configuration_model(), [PAGE_TEXT]
+    model, parts = Configuration, [PAGE_TEXT]
     for group, (_, title) in GROUPS.items():
         lines = "\n".join(_align([*_list_keys(model, group.model_fields)], ""))
         parts.append(f"## {title}\n\n```yaml\n{lines}\n```\n")

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 IMPORT_BY_NAME = "importlib.import_module("
+# features' modules that run in a stage of the core; others only declare what a feature adds
+FEATURE_CODE = re.compile(r'import_feature_modules\("(questions)"\)')
 # a statement begins a line or follows a colon or semicolon; it ends with its line or its parentheses
 IMPORT = re.compile(
     r"(?:^|[:;])[ \t]*((?:from\b[\w. \t\\\n]+?)?\bimport\b[ \t]*(?:\([^)]*\)|(?:\\\n|[^\n;#])*))", re.MULTILINE
@@ -45,6 +47,8 @@ def _find_imported_files(path: Path) -> list[Path]:
             files += path.parent.rglob("*.py")
     if path.name == "__init__.py" and IMPORT_BY_NAME in source:  # a package that imports any of its modules by name
         files += path.parent.glob("*.py")
+    for part in FEATURE_CODE.findall(source):
+        files += _find_feature_files(part)
     return files
 
 
@@ -78,6 +82,9 @@ def _find_module_files(folder: Path, name: str) -> list[Path]:
 
 def import_feature_modules(part: str) -> list[ModuleType]:
     """Import dj2mgm/features/<name>/<name>_<part>.py of every feature that has it."""
+    return [import_module(f"dj2mgm.features.{path.parent.name}.{path.stem}") for path in _find_feature_files(part)]
+
+
+def _find_feature_files(part: str) -> list[Path]:
     files = sorted((SCRIPTS / "dj2mgm/features").glob(f"*/*_{part}.py"))
-    names = [(file.parent.name, file.stem) for file in files if file.stem == f"{file.parent.name}_{part}"]
-    return [import_module(f"dj2mgm.features.{feature}.{module}") for feature, module in names]
+    return [file for file in files if file.stem == f"{file.parent.name}_{part}"]

@@ -1,7 +1,6 @@
 """Search for specific questions of benchmarks in training conversations."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ import find_leaks
 import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.texts import EvaluationQuestions, normalize_words
-from dj2mgm.evaluation import leak_search
 from dj2mgm.evaluation.groups import read_leaked_ids
 from dj2mgm.evaluation.leak_search import ReferenceTexts
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
@@ -22,24 +20,16 @@ LONG = "What is the name of the station on the blue sign?"
 INSTRUCTION = "Answer the question using a single word or phrase."
 
 
-@pytest.fixture
-def ask(monkeypatch):
-    """Return a function from questions (id, image, question, answers) and turns to the leaked ids."""
-    benchmark = SimpleNamespace(get_text=lambda row: (row["question"], row["answers"]))
-    monkeypatch.setattr(leak_search, "load_benchmark", lambda name: benchmark)
-
-    def find_ids(questions, *turns) -> list[str]:
-        references = ReferenceTexts()
-        keys = ("id", "image", "question", "answers")
-        rows = [{"benchmark": "b"} | dict(zip(keys, question, strict=True)) for question in questions]
-        assert list(references.collect(iter(rows))) == rows
-        values = [{"value": value} for turn in turns for value in turn]
-        return references.find_questions(values).get("b", [])
-
-    return find_ids
+def ask(questions, *turns) -> list[str]:
+    """Return the leaked ids of questions (id, image, question, answers) in a conversation of these turns."""
+    references = ReferenceTexts()
+    rows = [{"id": id, "image": image, "text": (question, answers)} for id, image, question, answers in questions]
+    assert list(references.collect("b", iter(rows))) == rows
+    values = [{"value": value} for turn in turns for value in turn]
+    return references.find_questions(values).get("b", [])
 
 
-def test_a_question_leaks_only_with_its_answer(ask):
+def test_a_question_leaks_only_with_its_answer():
     questions = [("1", "a.jpg", LONG, ["Union Station", "union"])]
     assert ask(questions, (f"<image>\n{LONG}\n{INSTRUCTION}", "Union")) == ["1"]
     assert ask(questions, (f"{LONG}\n<image>", "union station.")) == ["1"]
@@ -50,7 +40,7 @@ def test_a_question_leaks_only_with_its_answer(ask):
     assert ask(questions, (f"In one word: {LONG}", "union")) == []
 
 
-def test_generic_questions_are_not_leaks(ask):
+def test_generic_questions_are_not_leaks():
     assert ask([("1", "a.jpg", "What color is it?", ["red"])], ("What color is it?", "red")) == []
     seven, eight = "What is the color of the car?", "What is the color of the parked car?"
     assert ask([("1", "a.jpg", seven, ["red"])], (seven, "red")) == []

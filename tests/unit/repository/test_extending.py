@@ -23,7 +23,7 @@ from dj2mgm.health import diagnosis
 from dj2mgm.health.failure_signature import read_log
 from dj2mgm.health.probes import probe_host
 from dj2mgm.script_modules import SCRIPTS, find_modules
-from dj2mgm.settings.configuration import build_configuration_model
+from dj2mgm.settings.configuration import Configuration
 from dj2mgm.settings.models import MgmModel
 from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import read_json, write_jsonl
@@ -44,7 +44,7 @@ NEW = {  # files that a reader of docs/extending.md creates
     "tests/fixtures/logs/too-many-open-files.log",
     "tests/fixtures/logs/too-many-open-files.near-miss.log",
     "workflow_scripts/count_words.py",
-    "workflow_scripts/dj2mgm/evaluation/benchmarks/yes_no.py",
+    "workflow_scripts/dj2mgm/features/challenge/benchmarks/yes_no.py",
     "workflow_scripts/dj2mgm/juicer/operators/color_captioning_mapper.py",
     "workflow_scripts/dj2mgm/juicer/operators/word_frequency_filter.py",
 }
@@ -170,7 +170,7 @@ def test_the_model_file_has_known_keys_and_values():
     assert model["template"] == model["pretrain_template"] == "phi3"
     # tests/unit/data/test_chat_template.py tests the chat template
     validate_settings(MgmModel, model | {"template": "gemma", "pretrain_template": "gemma"}, "model.yaml")
-    validate_settings(build_configuration_model(), model["settings"], "model.yaml, settings")
+    validate_settings(Configuration, model["settings"], "model.yaml, settings")
 
 
 @pytest.fixture

@@ -473,7 +473,7 @@ def test_every_string_is_accepted_or_refused_in_one_sentence(write, monkeypatch,
     monkeypatch.setattr(layers, "read_config", cache_of_files(layers.read_config))
     Path("config/experiments/better_synth_10k.yaml").unlink()
     together = Layer("together", {})
-    for path in find_string_keys(layers.build_schema(layers.build_configuration_model())):
+    for path in find_string_keys(layers.build_schema(layers.Configuration)):
         value = text
         for key in reversed(path):
             value = [value] if key == "[]" else {key: value}

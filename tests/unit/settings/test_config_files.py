@@ -15,14 +15,14 @@ from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import build_command_line_layer, merge, read_default_layer
 from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.config_files import check_stated_once, convert_values, read_config, read_json_config, suggest_name
-from dj2mgm.settings.configuration import build_configuration_model
+from dj2mgm.settings.configuration import Configuration
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.settings.models import MgmModel
 from dj2mgm.settings.validation import validate_settings
 from fuzzing import fuzzed
 from paths import PROJECT
 
-CONFIGURATION = build_configuration_model()
+CONFIGURATION = Configuration
 
 
 @pytest.fixture

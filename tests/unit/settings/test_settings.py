@@ -14,7 +14,7 @@ from dj2mgm.runs.layers import drop_defaults, list_experiment_names, merge_exper
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.script_modules import find_modules
 from dj2mgm.settings.base import build_schema
-from dj2mgm.settings.configuration import build_configuration_model
+from dj2mgm.settings.configuration import Configuration
 from dj2mgm.settings.dataset_files import FilesDataset
 from dj2mgm.settings.models import MgmModel, read_chat_template
 from dj2mgm.settings.training_stages import list_deepspeed_names, read_deepspeed
@@ -215,7 +215,7 @@ def integers_without_limits(schema: object, key: str = "") -> list[str]:
     return [key] * here + within
 
 
-@pytest.mark.parametrize("model", [build_configuration_model(), *FILES], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", [Configuration, *FILES], ids=lambda model: model.__name__)
 def test_every_integer_of_a_configuration_has_a_maximum(model):
     assert not set(integers_without_limits(build_schema(model))) - {"seeds"}
 

@@ -1,1 +1,1 @@
-"""Metrics of captions and answers, benchmarks, intervals, leaks."""
+"""Metrics of captions and answers, intervals, leaks."""

@@ -34,7 +34,6 @@ from dj2mgm.data.near_duplicates import (
 )
 from dj2mgm.data.texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import load_benchmark
 from dj2mgm.evaluation.groups import HELD_OUT, locate_row_images
 from dj2mgm.storage.files import find_files, list_files
 from dj2mgm.storage.image_files import IMAGE_SUFFIXES
@@ -209,15 +208,15 @@ class ReferenceTexts:
         self._ids = DiskMap()  # by benchmark, question and right answer: ids of the questions
         self.counts: dict[str, int] = {}  # number of questions, by benchmark
 
-    def collect(self, questions: Iterable[dict]) -> Iterator[dict]:
+    def collect(self, benchmark: str, questions: Iterable[dict]) -> Iterator[dict]:
         """Yield the questions of a benchmark unchanged, and store their texts if the benchmark provides them."""
         for row in questions:
-            if get_text := load_benchmark(row["benchmark"]).get_text:
-                self._add(row, *get_text(row))
+            if "text" in row:
+                self._add(benchmark, row, *row["text"])
             yield row
 
-    def _add(self, row: dict, question: str, answers: list[str]) -> None:
-        benchmark, question = row["benchmark"], normalize_words(question)
+    def _add(self, benchmark: str, row: dict, question: str, answers: list[str]) -> None:
+        question = normalize_words(question)
         self.counts[benchmark] = self.counts.get(benchmark, 0) + 1
         if len(question.split()) < MIN_WORDS:
             return

@@ -21,8 +21,6 @@ from dj2mgm.settings.configuration import (
     Experiment,
     ExperimentOnlyKeys,
     SharedKeys,
-    build_configuration_model,
-    build_experiment_model,
 )
 from dj2mgm.settings.models import (
     MgmModel,
@@ -160,18 +158,16 @@ def merge_experiment(
     own_layers = [file, build_command_line_layer(command_line), *extra_layers]
     model_name = merge([defaults, *own_layers]).get("model", ExperimentOnlyKeys.model_fields["model"].default)
     if not (isinstance(model_name, str) and has_format("path", model_name)):
-        validate_settings(
-            build_configuration_model(), merge([defaults, *own_layers]), f"experiment {name}", [defaults, *own_layers]
-        )
+        validate_settings(Configuration, merge([defaults, *own_layers]), f"experiment {name}", [defaults, *own_layers])
     model, model_settings = (model_reader or read_model)(model_name)
     layers = [defaults, model_settings, *own_layers]
-    return validate_settings(build_experiment_model(), merge(layers) | {"model": model}, f"experiment {name}", layers)
+    return validate_settings(Experiment, merge(layers) | {"model": model}, f"experiment {name}", layers)
 
 
 def merge_shared_settings(command_line: dict) -> Configuration:
     """Return the configuration without an experiment, for the keys of several experiments."""
     layers = [read_default_layer(), build_command_line_layer(command_line)]
-    return validate_settings(build_configuration_model(), merge(layers), layers[1].source, layers)
+    return validate_settings(Configuration, merge(layers), layers[1].source, layers)
 
 
 def read_default_layer() -> Layer:
@@ -189,7 +185,7 @@ def build_command_line_layer(values: dict) -> Layer:
     """
     source = "the command line's --config"
     try:
-        return Layer(source, convert_values(values, build_schema(build_configuration_model())))
+        return Layer(source, convert_values(values, build_schema(Configuration)))
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
@@ -204,7 +200,7 @@ def restore_texts(values: dict, arguments: Iterable[str], files: Iterable[Path])
         arguments: strings of the form `key=value` after --config.
         files: files after --configfile, which the arguments override.
     """
-    schema = build_schema(build_configuration_model())
+    schema = build_schema(Configuration)
     written: dict = {}
     for file in files:
         written |= read_config(file, schema)
@@ -260,7 +256,7 @@ def merge(layers: list[Layer]) -> dict:
 
 
 def _read_layer(path: Path) -> Layer:
-    return Layer(str(path), read_config(path, build_schema(build_configuration_model())))
+    return Layer(str(path), read_config(path, build_schema(Configuration)))
 
 
 def _merge_values(old: dict, new: dict, first_values: dict) -> dict:

@@ -1,6 +1,5 @@
 """The whole configuration: keys of an experiment, and keys for several experiments."""
 
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, InstanceOf, SerializeAsAny, create_model
@@ -8,7 +7,7 @@ from pydantic import Field, InstanceOf, SerializeAsAny, create_model
 from dj2mgm.script_modules import import_feature_modules
 from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, section, setting
 from dj2mgm.settings.data import FilterSection, JsonlSection, Shares, SynthesizeSection
-from dj2mgm.settings.evaluation import BenchmarkSection, EvaluateSection, change_type, read_declarations
+from dj2mgm.settings.evaluation import EvaluateSection
 from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.string_formats import FilePath, Name
 from dj2mgm.settings.targets import (
@@ -146,13 +145,6 @@ class CoreKeys(Section):
         FinetuneMinimalSection,
         "`snakemake finetune_minimal`: does training run here, and does it fit? A few steps of both stages",
     )
-    benchmarks: dict[str, dict[str, FilePath | None]] = setting(
-        {
-            "textvqa": {"questions": None, "answers": None, "images": None},
-            "mmbench": {"questions": None},
-        },
-        "your files of published benchmarks; docs/features/challenge.md says where to get them",
-    )
 
 
 # Targets that use a key; another target refuses it on the command line. Every target uses the other keys.
@@ -164,8 +156,7 @@ TARGETS_BY_KEY = {
 }
 
 
-# What features add: `TARGETS_BY_KEY`; `KEYS`, a class with their own keys, if they have some; and
-# `build_benchmark_fields`, if a key has a section for each benchmark.
+# What features add: `TARGETS_BY_KEY`; and `KEYS`, a class with their own keys, if they have some.
 _FEATURE_KEYS = import_feature_modules("keys")
 for _module in _FEATURE_KEYS:
     TARGETS_BY_KEY |= {key: (*TARGETS_BY_KEY.get(key, ()), *names) for key, names in _module.TARGETS_BY_KEY.items()}
@@ -174,7 +165,7 @@ SharedKeys = create_model("SharedKeys", __base__=_BASES, __doc__=CoreKeys.__doc_
 
 
 class Configuration(SharedKeys, ModelOverridableKeys, ExperimentOnlyKeys):
-    """All keys of config/config.yaml. `build_configuration_model` adds the keys of each benchmark."""
+    """All keys of config/config.yaml."""
 
 
 class Experiment(Configuration):
@@ -182,29 +173,3 @@ class Experiment(Configuration):
 
     model: SerializeAsAny[InstanceOf[ModelFile]]
     seed: Seed = 0
-
-
-@cache
-def build_configuration_model() -> type[Configuration]:
-    """Return `Configuration` with the files and prompt variants that the benchmarks' modules declare."""
-    return create_model("Configuration", __base__=Configuration, **_build_benchmark_fields())
-
-
-@cache
-def build_experiment_model() -> type[Experiment]:
-    """Return `Experiment` with the keys of each benchmark."""
-    return create_model("Experiment", __base__=Experiment, **_build_benchmark_fields())
-
-
-def _build_benchmark_fields() -> dict[str, tuple]:
-    """Return `benchmarks` and the features' fields that have a key for each benchmark that the project declares."""
-    files, declared = {}, read_declarations()
-    for name in dict.fromkeys([*Configuration.model_fields["benchmarks"].default, *declared]):
-        keys = {key: (FilePath | None, setting(..., text)) for key, text in declared[name].files.items()}
-        files[name] = create_model(name, __base__=Section, **keys), None
-    files_model = create_model("Benchmarks", __base__=BenchmarkSection, **files)
-    fields = {"benchmarks": change_type(Configuration, "benchmarks", files_model)}
-    for module in _FEATURE_KEYS:
-        if hasattr(module, "build_benchmark_fields"):
-            fields |= module.build_benchmark_fields()
-    return fields

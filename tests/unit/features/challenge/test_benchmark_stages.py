@@ -14,17 +14,16 @@ import score_challenge
 import write_submission
 from benchmark_files import make_circular_rows, make_mmbench_row, write_mmbench, write_rows, write_textvqa
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation import benchmarks
-from dj2mgm.evaluation.benchmarks.mmbench import build_workbook
-from dj2mgm.evaluation.benchmarks.textvqa import compute_vqa_accuracy
 from dj2mgm.evaluation.intervals import Estimate
+from dj2mgm.features.challenge import benchmarks, challenge_keys
+from dj2mgm.features.challenge.benchmarks.mmbench import build_workbook
+from dj2mgm.features.challenge.benchmarks.textvqa import compute_vqa_accuracy
 from dj2mgm.features.challenge.challenge_keys import ChallengeSettings
 from dj2mgm.features.challenge.challenge_stages import build_benchmark_settings
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
-from dj2mgm.runs.layers import merge_experiment, merge_shared_settings
+from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.script_modules import find_modules
-from dj2mgm.settings import evaluation as declared
-from dj2mgm.settings.configuration import build_configuration_model, build_experiment_model
+from dj2mgm.settings.validation import validate_settings
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_jsonl, write_yaml
 from paths import PROJECT
 from tiny_captioners import save_tiny_mgm
@@ -201,20 +200,12 @@ def test_scores_of_different_variants_are_not_combined(monkeypatch, tmp_path, ca
 def yes_no(tmp_path, monkeypatch) -> dict[str, str]:
     """Install the documented example as a benchmark and return its `files`."""
     folder = tmp_path / "benchmarks"
-    shutil.copytree(declared.MODULES, folder)
+    shutil.copytree(challenge_keys.MODULES, folder)
     shutil.copy(PROJECT / "docs/examples/benchmark.py", folder / "yes_no.py")
-    monkeypatch.setattr(declared, "MODULES", folder)
+    monkeypatch.setattr(challenge_keys, "MODULES", folder)
     monkeypatch.setattr(benchmarks, "__path__", [str(folder)])
-    forget_schemas()
     yield write_yes_no(tmp_path / "data")
-    forget_schemas()
-    sys.modules.pop("dj2mgm.evaluation.benchmarks.yes_no", None)
-
-
-def forget_schemas() -> None:
-    """Clear the caches of the folder of benchmarks."""
-    build_configuration_model.cache_clear()
-    build_experiment_model.cache_clear()
+    sys.modules.pop("dj2mgm.features.challenge.benchmarks.yes_no", None)
 
 
 def write_yes_no(folder: Path) -> dict[str, str]:
@@ -243,8 +234,8 @@ def test_a_new_benchmark_needs_only_one_file(monkeypatch, model, tmp_path, yes_n
 
 def test_a_new_benchmark_can_lack_a_submission(monkeypatch, tmp_path, yes_no, capsys):
     assert (
-        not declared.read_declarations()["yes_no"].has_submission
-        and declared.read_declarations()["mmbench"].has_submission
+        not challenge_keys.read_declarations()["yes_no"].has_submission
+        and challenge_keys.read_declarations()["mmbench"].has_submission
     )
     write_jsonl(tmp_path / "answers.jsonl", [{"benchmark": "yes_no", "prediction": "yes"}])
     with pytest.raises(SystemExit):
@@ -253,7 +244,7 @@ def test_a_new_benchmark_can_lack_a_submission(monkeypatch, tmp_path, yes_no, ca
 
 
 def test_a_misspelt_attribute_of_a_benchmark_is_an_error(yes_no):
-    path = declared.MODULES / "yes_no.py"
+    path = challenge_keys.MODULES / "yes_no.py"
     source = path.read_text(encoding="utf-8")
     path.write_text(source.replace("count=count", "cuont=count"), encoding="utf-8")
     with pytest.raises(TypeError, match="unexpected keyword argument 'cuont'"):
@@ -261,14 +252,15 @@ def test_a_misspelt_attribute_of_a_benchmark_is_an_error(yes_no):
     path = path.rename(path.with_name("misspelt.py"))
     path.write_text(source.replace("files=", "file="), encoding="utf-8")
     with pytest.raises(InputError, match=r"misspelt.py: BENCHMARK = Benchmark\(files=…, variants=…, …\) is missing"):
-        declared.read_declarations()
+        challenge_keys.read_declarations()
 
 
 def test_the_configuration_has_keys_of_a_new_benchmark(yes_no):
-    config = merge_experiment("baseline", {"benchmarks": {"yes_no": yes_no}})
-    settings = build_benchmark_settings("yes_no", config, {})
+    keys, config = challenge_keys.build_keys(), merge_experiment("baseline", {})
+    stated = validate_settings(keys, {"benchmarks": {"yes_no": yes_no}}, "config.yaml").benchmarks
+    settings = build_benchmark_settings("yes_no", config.model_copy(update={"benchmarks": stated}), {})
     assert (settings.benchmark, settings.files) == ("yes_no", yes_no)
-    assert build_benchmark_settings("yes_no", merge_experiment("baseline", {}), {}) is None
+    assert build_benchmark_settings("yes_no", config, {}) is None
     for values, message in [
         ({"benchmarks": {"yes_no": {"question": "q.jsonl", "images": "im"}}}, "question: unknown key; did you mean"),
         ({"benchmarks": {"yes_no": {"questions": "q.jsonl"}}}, "benchmarks.yes_no.images: the key is missing"),
@@ -279,7 +271,7 @@ def test_the_configuration_has_keys_of_a_new_benchmark(yes_no):
         ),
     ]:
         with pytest.raises(InputError, match=message):
-            merge_shared_settings(values)
+            validate_settings(keys, values, "config.yaml")
     with pytest.raises(InputError, match="there is no benchmark 'vqa'; known benchmarks are mmbench, textvqa, yes_no"):
         list(benchmarks.read_questions("vqa", {}))
 
@@ -287,7 +279,7 @@ def test_the_configuration_has_keys_of_a_new_benchmark(yes_no):
 def test_every_benchmark_is_a_module_of_scripts_that_use_one():
     """Benchmarks are imported by name, and a change of one must rerun its rules."""
     for script in ("answer_benchmark.py", "score_benchmark.py", "write_submission.py"):
-        assert set(declared.MODULES.glob("*.py")) < set(find_modules(PROJECT / "workflow_scripts" / script))
+        assert set(challenge_keys.MODULES.glob("*.py")) < set(find_modules(PROJECT / "workflow_scripts" / script))
 
 
 def test_challenge_table_has_scores_without_leaks(tmp_path):

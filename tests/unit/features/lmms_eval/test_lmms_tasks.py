@@ -17,9 +17,9 @@ from PIL import Image
 
 from benchmark_files import make_mmbench_row, make_textvqa_question, make_textvqa_truth, write_mmbench, write_rows
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks import load_benchmark, read_questions
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.features.challenge.benchmarks import load_benchmark, read_questions
 from dj2mgm.features.lmms_eval.exchange import CUTTING_CLASSES, cut_answer, find_stop_texts, save_once
 from dj2mgm.features.lmms_eval.lmms_eval_keys import LMMS_EVAL, find_evaluation_data
 from dj2mgm.features.lmms_eval.lmms_tasks import MAX_UNITS, compute_pseudo_values

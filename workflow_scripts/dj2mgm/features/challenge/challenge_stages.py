@@ -3,12 +3,11 @@
 from functools import partial
 
 from dj2mgm.errors import InputError
-from dj2mgm.features.challenge.challenge_keys import BenchmarkSettings
+from dj2mgm.features.challenge.challenge_keys import BenchmarkSettings, list_benchmark_files, read_declarations
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.stage_settings import build_answer_values
 from dj2mgm.runs.stages import BASE, Run, Stage
 from dj2mgm.settings.configuration import Configuration, Experiment
-from dj2mgm.settings.evaluation import read_declarations
 
 
 def list_stages(shared: Configuration) -> dict[str, Stage]:
@@ -31,10 +30,8 @@ def _build_stages(name: str) -> dict[str, Stage]:
 
 def build_benchmark_settings(name: str, config: Experiment, images: dict) -> BenchmarkSettings | None:
     """Return the settings of a benchmark, or None unless all its files are configured."""
-    files = config.benchmarks.model_dump().get(name)
-    if files is None or None in files.values():
-        return None
-    return BenchmarkSettings.from_sections(config, benchmark=name, files=files, **build_answer_values(config))
+    files = list_benchmark_files(config).get(name)
+    return files and BenchmarkSettings.from_sections(config, benchmark=name, files=files, **build_answer_values(config))
 
 
 def build_challenge_settings(runs: Runs) -> dict:

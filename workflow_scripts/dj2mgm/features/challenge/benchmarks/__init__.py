@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Metrics, Rows
-from dj2mgm.settings.evaluation import read_declarations
+from dj2mgm.features.challenge.challenge_keys import read_declarations
 
 
 @dataclass(frozen=True, kw_only=True)

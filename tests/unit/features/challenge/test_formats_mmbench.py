@@ -9,7 +9,7 @@ import pytest
 from benchmark_files import MMBENCH_COLUMNS, make_circular_rows, make_mmbench_row, png_in_base64, write_mmbench
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks.mmbench import read as read_mmbench
+from dj2mgm.features.challenge.benchmarks.mmbench import read as read_mmbench
 
 
 def read(tmp_path: Path, rows: list[dict]) -> list[dict]:

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from dj2mgm.evaluation.benchmarks.mmbench import measure as measure_mmbench
-from dj2mgm.evaluation.benchmarks.mmbench import parse_chosen_option
-from dj2mgm.evaluation.benchmarks.textvqa import CONTRACTIONS, compute_vqa_accuracy, normalize_like_evalai
-from dj2mgm.evaluation.benchmarks.textvqa import measure as measure_textvqa
 from dj2mgm.evaluation.groups import estimate_metrics
+from dj2mgm.features.challenge.benchmarks.mmbench import measure as measure_mmbench
+from dj2mgm.features.challenge.benchmarks.mmbench import parse_chosen_option
+from dj2mgm.features.challenge.benchmarks.textvqa import CONTRACTIONS, compute_vqa_accuracy, normalize_like_evalai
+from dj2mgm.features.challenge.benchmarks.textvqa import measure as measure_textvqa
 
 
 def by_definition(prediction: str, answers: list[str]) -> float:

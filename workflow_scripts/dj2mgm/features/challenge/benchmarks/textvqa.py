@@ -21,10 +21,10 @@ from pathlib import Path
 from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
 from dj2mgm.evaluation.vqa import ARTICLES
+from dj2mgm.features.challenge.benchmarks import Benchmark
 from dj2mgm.storage.streaming import check_object, read_json_file, read_objects
 
 OCR_LINE = "Reference OCR token"

@@ -7,7 +7,7 @@ import pytest
 
 from benchmark_files import make_textvqa_question, make_textvqa_truth, write_rows, write_textvqa
 from dj2mgm.errors import InputError
-from dj2mgm.evaluation.benchmarks.textvqa import read as read_textvqa
+from dj2mgm.features.challenge.benchmarks.textvqa import read as read_textvqa
 from dj2mgm.storage.files import read_json, read_jsonl
 
 

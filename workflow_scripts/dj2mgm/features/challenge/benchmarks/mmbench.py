@@ -24,9 +24,9 @@ from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from dj2mgm.data.formats import check_no_control
 from dj2mgm.data.images import BadImageError, load_image
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.evaluation.benchmarks import Benchmark
 from dj2mgm.evaluation.groups import Metrics, Rows
 from dj2mgm.evaluation.intervals import Measurements
+from dj2mgm.features.challenge.benchmarks import Benchmark
 from dj2mgm.storage.files import replace_file
 from dj2mgm.storage.streaming import UniqueIds, open_input
 
