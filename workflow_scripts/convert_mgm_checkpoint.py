@@ -18,7 +18,7 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     from dj2mgm.errors import InputError
-    from dj2mgm.models.mgm.conversion import (
+    from dj2mgm.features.fetch.conversion import (
         convert_from_mgm,
         convert_openclip_convnext,
         convert_projector_from_mgm,

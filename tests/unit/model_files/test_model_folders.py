@@ -14,12 +14,12 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from dj2mgm.errors import InputError
+from dj2mgm.features.fetch.conversion import convert_to_safetensors
 from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.features.publish.run_record import copy_records
 from dj2mgm.model_files.missing_models import check_named_models
 from dj2mgm.model_files.model_folders import MAX_CONFIG_BYTES, check_config, check_model_folder
 from dj2mgm.models.generators import load_family
-from dj2mgm.models.mgm.conversion import convert_to_safetensors
 from dj2mgm.models.vlm.vlm_family import folder_errors
 from dj2mgm.storage.files import check_tree, copy_plain
 from tiny_families import save_tiny_family

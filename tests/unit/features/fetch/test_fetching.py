@@ -406,7 +406,7 @@ def test_a_network_that_drops_packets_is_reported_in_seconds(fetch, backlog):
 
 def test_pickled_towers_of_an_mgm_are_converted(hub, fetch, tmp_path):
     """The language model's repository is already cached, and CLIP has no safetensors."""
-    from dj2mgm.models.mgm import conversion  # noqa: F401 (the fork would import it anew)
+    from dj2mgm.features.fetch import conversion  # noqa: F401 (the fork would import it anew)
 
     (tmp_path / "model_zoo/gemma-2b-it").mkdir(parents=True)
     (tmp_path / "model_zoo/convnext-large-d-320").mkdir()

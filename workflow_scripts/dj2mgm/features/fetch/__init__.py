@@ -1,1 +1,1 @@
-"""Downloads of models, datasets and benchmarks from the Hugging Face hub, by `snakemake fetch` only."""
+"""Downloads from the Hugging Face hub, by `snakemake fetch` only, and conversion of weights to other formats."""

@@ -329,7 +329,7 @@ def convert(download: ModelDownload) -> None:
     """Convert downloaded weights if the model needs another format, and they are not converted yet."""
     if not download.conversion or is_complete(download.converted):
         return
-    from dj2mgm.models.mgm import conversion  # imports torch, which takes seconds, and few models need it
+    from dj2mgm.features.fetch import conversion  # imports torch, which takes seconds, and few models need it
 
     convert_weights = {
         "safetensors": conversion.convert_to_safetensors,

@@ -12,22 +12,24 @@ from transformers import ConvNextModel
 
 import convert_mgm_checkpoint
 from dj2mgm.errors import InputError
-from dj2mgm.model_files.model_folders import WEIGHTS_INDEX
-from dj2mgm.models.mgm import MGMForConditionalGeneration
-from dj2mgm.models.mgm.conversion import (
+from dj2mgm.features.fetch.conversion import (
     CONVNEXT,
     LAST_NORM,
     MGM_NAMES,
+    Shard,
     convert_from_mgm,
     convert_openclip_convnext,
     convert_projector_from_mgm,
     convert_projector_to_mgm,
     convert_to_mgm,
     convert_to_safetensors,
+    open_shards,
     rename_tensor,
     reverse_pairs,
 )
-from dj2mgm.models.trained_weights import Shard, load_projector, open_shards
+from dj2mgm.model_files.model_folders import WEIGHTS_INDEX
+from dj2mgm.models.mgm import MGMForConditionalGeneration
+from dj2mgm.models.trained_weights import load_projector
 from dj2mgm.storage.files import read_json, write_json
 from fuzzing import fuzzed
 from published_mgm import MGM_2B, list_convnext_shapes, list_published_shapes, make_random_weights

@@ -6,16 +6,19 @@ transformers folders without safetensors.
 There is one table of names for each layout: projector, towers, language model, OpenCLIP's ConvNeXt. Whole checkpoints
 in the published layout (https://github.com/dvlab-research/MGM) have the language model's names directly under `model.`,
 CLIP under `model.vision_tower.vision_tower`, and OpenCLIP's ConvNeXt under `model.vision_tower_aux`. A conversion is
-complete if every tensor gets a new name, none is missing and none is left over.
+complete if every tensor gets a new name, none is missing and none is left over. Weights are read and written one file
+at a time, so that host memory never holds the whole model.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from zipfile import is_zipfile
 
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save, save_file
 from transformers import ConvNextConfig, ConvNextModel
 
 from dj2mgm.errors import InputError
@@ -23,14 +26,16 @@ from dj2mgm.model_files.model_folders import (
     CONFIG_FILES,
     PROCESSOR_FILES,
     TOKENIZER_FILES,
+    WEIGHTS,
+    WEIGHTS_INDEX,
     check_model_folder,
     copy_model_files,
+    read_shard_names,
 )
 from dj2mgm.models.mgm.assemble import read_config_and_processor
 from dj2mgm.models.mgm.configuration_mgm import MGMConfig
 from dj2mgm.models.mgm.modeling_mgm import MGMForConditionalGeneration, MGMProjector, PatchInfoMining
 from dj2mgm.models.mgm.processing_mgm import MGMProcessor
-from dj2mgm.models.trained_weights import Shard, open_shards, rename_shards, write_shards
 from dj2mgm.storage.files import read_json, replace_file, replace_folder, write_bytes, write_json
 
 NamePairs = tuple[tuple[str, str], ...]  # (their template, our template)
@@ -57,6 +62,7 @@ NOT_CONVNEXT = re.compile(
 CONVNEXT = "model.vision_tower_aux."  # prefix of the `ConvNextModel` in an MGM
 LAST_NORM = "layernorm."  # prefix of the last norm of a `ConvNextModel`, which MGM never applies
 UNUSED_NORM = re.compile(re.escape(CONVNEXT + LAST_NORM) + ".*")
+TRANSFORMERS_WEIGHTS = (WEIGHTS, "pytorch_model.bin")
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 COMPARED_SETTINGS = (
     "mm_projector_type",
@@ -109,6 +115,75 @@ def make_last_norm(channels: int, dtype: torch.dtype, prefix: str = "") -> dict[
     """Return the unused norm of a `ConvNextModel` as an identity."""
     name = prefix + LAST_NORM
     return {f"{name}weight": torch.ones(channels, dtype=dtype), f"{name}bias": torch.zeros(channels, dtype=dtype)}
+
+
+class Shard:
+    """File of weights, `.safetensors` or pickled by PyTorch, whose tensors are read one at a time.
+
+    Only tensors and containers of a pickle are loaded, and no code is run.
+    """
+
+    shapes: dict[str, torch.Size]
+    tensor: Callable[[str], torch.Tensor]
+
+    def __init__(self, path: Path):
+        try:
+            if path.suffix == ".safetensors":
+                file = safe_open(path, framework="pt")
+                self.shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}
+                self.tensor = file.get_tensor
+            else:
+                tensors = torch.load(path, map_location="cpu", mmap=is_zipfile(path), weights_only=True)
+                self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
+                # copied because two names of a pickle may share one storage, which safetensors rejects
+                self.tensor = lambda name: tensors[name].clone(memory_format=torch.contiguous_format)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} cannot be read as weights ({error}); download it again") from None
+        except Exception:  # torch.load raises many types for damaged files, and advises to turn off its check
+            raise InputError(
+                f"{path} cannot be read as weights: it is damaged, or contains objects other than tensors, which are "
+                "never loaded; download it again, or use its publisher's safetensors"
+            ) from None
+
+
+def open_shards(folder: Path, names: tuple[str, ...] = TRANSFORMERS_WEIGHTS) -> list[Shard]:
+    """Return the shards of a checkpoint folder.
+
+    `names` are possible names of the file with all weights. The first existing name is used, whole or in shards.
+    """
+    for name in names:
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            files = read_shard_names(index)
+            if missing := [file for file in files if not (folder / file).is_file()]:
+                raise InputError(f"{index} names {missing[0]}, which is missing; download the folder again")
+            return [Shard(folder / file) for file in files]
+        if (folder / name).is_file():
+            return [Shard(folder / name)]
+    raise InputError(
+        f"{folder} contains neither {' nor '.join(names)}; name the folder of a downloaded model with its weights"
+    )
+
+
+def write_shards(folder: Path, shards: Iterable[dict[str, torch.Tensor]], count: int) -> None:
+    """Write `count` shards one after another, and the index of their tensors."""
+    weight_map, total, number = {}, 0, 0
+    for tensors in shards:  # enumerate would keep the last shard while the next one is read
+        number += 1
+        name = f"model-{number:05d}-of-{count:05d}.safetensors"
+        save_file(tensors, folder / name, {"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        del tensors
+    write_json(
+        folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    )
+
+
+def rename_shards(shards: list[Shard], names: dict[str, str]) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the tensors of each shard under their new names; leave out tensors that `names` lacks."""
+    for shard in shards:
+        yield {names[name]: shard.tensor(name) for name in shard.shapes if name in names}
 
 
 def reverse_pairs(pairs: NamePairs) -> NamePairs:

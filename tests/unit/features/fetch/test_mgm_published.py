@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from dj2mgm.features.fetch.conversion import convert_from_mgm
 from dj2mgm.models.mgm import MGMForConditionalGeneration
-from dj2mgm.models.mgm.conversion import convert_from_mgm
 from dj2mgm.storage.files import write_json
 from published_mgm import PublishedMGM, list_published_shapes, make_random_weights
 from tiny_models import NUM_IMAGE_TOKENS, TINY_SIZES, pixels, save_parts, tiny_parts
