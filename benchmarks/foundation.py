@@ -33,7 +33,7 @@ from dj2mgm.data.shapes import (  # noqa: E402
     draw_image,
     draw_row_scene,
 )
-from dj2mgm.foundation.tiny_parts import (  # noqa: E402
+from dj2mgm.features.foundation.tiny_parts import (  # noqa: E402
     draw_training_example,
     load_chat_templates,
     train_clip,

@@ -1,8 +1,8 @@
-# Assemble each base model into one folder, from parts that are shipped, trained here, or named as folders and hub ids.
+# Assemble each base model into one folder, from parts that are shipped, trained (features/foundation.smk), or named as
+# folders and hub ids.
 import os
 from glob import escape, glob
 from dj2mgm.model_files.missing_models import list_part_files
-from dj2mgm.settings.config_files import locate_config_file
 
 # names of files that transformers writes for a model
 WEIGHTS = ("config.json", "model.safetensors")
@@ -58,66 +58,6 @@ rule unpack_foundation:
         )
 
 
-rule train_clip:
-    input:
-        config="results/foundation/{model}/clip.yaml",
-        code=list_script_files("train_clip.py"),
-    output:
-        clip=CLIP,
-        convnext=CONVNEXT,
-    log:
-        "results/foundation/{model}/train_clip.log",
-    benchmark:
-        "results/foundation/{model}/train_clip.benchmark.tsv"
-    wildcard_constraints:
-        model=match_any(MODELS.keys() - RUNS.shipped_foundations.keys()),
-    conda:
-        "../envs/foundation.yaml"
-    threads: 2
-    resources:
-        mem_mb=mem_with_retries(TINY_TRAINING_MB),
-        runtime=60,
-    shell:
-        build_stage_command(
-            "train_clip.py",
-            "--config {input.config:q}"
-            " --output-dir results/foundation/{wildcards.model:q}",
-        )
-
-
-def list_chat_templates(*names):
-    """Return chat templates that a script reads by name, as inputs."""
-    files = (locate_config_file("chat_templates", f"{name}.yaml") for name in names)
-    return [os.path.relpath(file) for file in files]
-
-
-rule train_language_model:
-    input:
-        config="results/foundation/{model}/language_model.yaml",
-        chat_templates=list_chat_templates("gemma", "plain"),
-        code=list_script_files("train_language_model.py"),
-    output:
-        LANGUAGE_MODEL,
-    log:
-        "results/foundation/{model}/train_language_model.log",
-    benchmark:
-        "results/foundation/{model}/train_language_model.benchmark.tsv"
-    wildcard_constraints:
-        model=match_any(MODELS.keys() - RUNS.shipped_foundations.keys()),
-    conda:
-        "../envs/foundation.yaml"
-    threads: 2
-    resources:
-        mem_mb=mem_with_retries(TINY_TRAINING_MB),
-        runtime=60,
-    shell:
-        build_stage_command(
-            "train_language_model.py",
-            "--config {input.config:q}"
-            " --output-dir results/foundation/{wildcards.model:q}/language_model",
-        )
-
-
 def assembled_files(wildcards):
     """Input function: the files of the folders that an MGM is assembled from."""
     return check_user_files(list_part_files(MODELS[wildcards.model]))
@@ -147,28 +87,4 @@ rule assemble_model:
             "assemble_model.py",
             "--config {input.config:q}"
             " --output-dir results/models/{wildcards.model:q}/mgm",
-        )
-
-
-rule make_tiny_vlm:
-    input:
-        lambda w: list_foundation_files(w.model, ["clip", "language_model"]),
-        config="results/models/{model}/config.yaml",
-        code=list_script_files("make_tiny_vlm.py"),
-    output:
-        multiext("results/models/{model}/vlm/", *WHOLE_MODEL),
-    log:
-        "results/models/{model}/make_tiny_vlm.log",
-    benchmark:
-        "results/models/{model}/make_tiny_vlm.benchmark.tsv"
-    conda:
-        "../envs/train.yaml"
-    resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=10,
-    shell:
-        build_stage_command(
-            "make_tiny_vlm.py",
-            "--config {input.config:q}"
-            " --output-dir results/models/{wildcards.model:q}/vlm",
         )

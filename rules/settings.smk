@@ -50,10 +50,6 @@ SETTINGS_FILES = {
         "results/datasets/{dataset}/config.yaml",
         lambda w: find_used_dataset(w).settings.file_content(),
     ),
-    "configure_foundation": SettingsFile(
-        "results/foundation/{model}/{part}.yaml",
-        lambda w: getattr(MODELS[w.model].foundation, w.part).model_dump(),
-    ),
     "configure_model": SettingsFile(
         "results/models/{model}/config.yaml",
         lambda w: MODELS[w.model].build_assembly_settings().file_content(),

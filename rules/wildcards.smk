@@ -27,4 +27,3 @@ wildcard_constraints:
     dataset="[^/]+",
     model="[^/]+",
     stage=match_any(RUNS.stages),
-    part="clip|language_model",

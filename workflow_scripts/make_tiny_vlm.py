@@ -13,7 +13,7 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed
-    from dj2mgm.foundation.tiny_vlms import make_tiny_vlm
+    from dj2mgm.features.foundation.tiny_vlms import make_tiny_vlm
     from dj2mgm.settings.models import TinyAssembly
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import replace_folder

@@ -11,7 +11,7 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.compute import set_seed, use_cpu_threads
-    from dj2mgm.foundation.tiny_parts import train_language_model
+    from dj2mgm.features.foundation.tiny_parts import train_language_model
     from dj2mgm.settings.models import LanguageModelRecipe
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import replace_folder

@@ -18,7 +18,7 @@ from PIL import Image  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import CLIPImageProcessorPil, CLIPVisionConfig, ConvNextConfig, GemmaConfig  # noqa: E402
 
-from dj2mgm.foundation.tiny_parts import GEMMA_IMAGE_TOKEN, train_gemma_tokenizer  # noqa: E402
+from dj2mgm.features.foundation.tiny_parts import GEMMA_IMAGE_TOKEN, train_gemma_tokenizer  # noqa: E402
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor  # noqa: E402
 from dj2mgm.models.trained_weights import find_projector_parameters  # noqa: E402
 from dj2mgm.storage.files import write_jsonl  # noqa: E402

@@ -19,7 +19,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from dj2mgm.foundation.tiny_parts import GEMMA_IMAGE_TOKEN, train_gemma_tokenizer
+from dj2mgm.features.foundation.tiny_parts import GEMMA_IMAGE_TOKEN, train_gemma_tokenizer
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.models.vision_language import IGNORE_INDEX
 from dj2mgm.settings.models import ClipRecipe

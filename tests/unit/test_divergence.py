@@ -11,7 +11,7 @@ from transformers import Trainer
 from transformers.training_args import ParallelMode
 
 from dj2mgm.divergence import TrainingDivergedError, check_end, check_finite, find_last_healthy_step
-from dj2mgm.foundation.tiny_parts import train_clip, train_language_model
+from dj2mgm.features.foundation.tiny_parts import train_clip, train_language_model
 from dj2mgm.settings.models import LanguageModelRecipe
 from dj2mgm.training.trainer import ResumableTrainer
 from tiny_models import clip_spec

@@ -59,7 +59,9 @@ def test_a_feature_can_be_deleted(tmp_path, name):
     run(project, sys.executable, "workflow_scripts/write_configuration.py")  # config.yaml without the feature's keys
     run(project, Path(sys.executable).with_name("lint-imports"), "--no-cache")
     planned = run_snakemake(
-        project.arguments("baseline", "dj_synth", "plan", "--dry-run", "--verbose"), tmp_path, project.environment()
+        project.arguments("baseline", "dj_synth", "plan", "--dry-run", "--verbose", config=("model=tiny",)),
+        tmp_path,
+        project.environment(),
     )
     assert planned.returncode == 0, planned.stdout[-3000:] + planned.stderr
     assert "finetune" in planned.stdout and name not in planned.stdout.split()

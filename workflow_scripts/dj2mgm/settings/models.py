@@ -89,7 +89,7 @@ class PresetFile(Section):
 Width = Annotated[int, Field(ge=1, le=65536)]
 Depth = Annotated[int, Field(ge=1, le=1024)]
 Pixels = Annotated[int, Field(ge=1, le=8192)]
-TinyKind = Literal["llava", "qwen2.5-vl", "smolvlm"]  # foundation/tiny_vlms.py
+TinyKind = Literal["llava", "qwen2.5-vl", "smolvlm"]  # features/foundation/tiny_vlms.py
 Dtype = Literal["bfloat16", "float16", "float32"]
 Percent = Annotated[Number, Field(ge=0, le=100)]
 CLIP = "openai/clip-vit-large-patch14"  # default of models without a file; selects data and judges captions
@@ -254,7 +254,7 @@ class MgmModel(MgmParts, ModelFile):
 
     @property
     def trained_type(self) -> str | None:
-        return "gemma" if self.trained_by_workflow else None  # foundation/tiny_parts.py
+        return "gemma" if self.trained_by_workflow else None  # features/foundation/tiny_parts.py
 
     @property
     def trained_parts(self) -> "MgmModel | None":
@@ -321,7 +321,7 @@ class TinyModel(VlmModel):
     tiny: TinyKind = setting()
     foundation: Name = setting(..., "name of the model file whose `foundation` trains the parts")
     trained_by_workflow: ClassVar[bool] = True
-    trained_type: ClassVar[str] = "llama"  # foundation/tiny_vlms.py
+    trained_type: ClassVar[str] = "llama"  # features/foundation/tiny_vlms.py
     _trained_parts: MgmModel | None = PrivateAttr(None)
 
     def with_parts(self, model: MgmModel) -> Self:

@@ -6,7 +6,7 @@ from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 import make_tiny_vlm
 from dj2mgm.errors import InputError
-from dj2mgm.foundation.tiny_vlms import BUILDERS
+from dj2mgm.features.foundation.tiny_vlms import BUILDERS
 from dj2mgm.models.generators import load_family
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import find_variant_sources

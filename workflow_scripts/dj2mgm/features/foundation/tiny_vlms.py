@@ -14,7 +14,7 @@ import torch
 import transformers as T
 from transformers import AutoTokenizer, CLIPModel, GemmaForCausalLM, PreTrainedModel, ProcessorMixin
 
-from dj2mgm.foundation.tiny_parts import END_OF_TURN, GEMMA_IMAGE_TOKEN
+from dj2mgm.features.foundation.tiny_parts import END_OF_TURN, GEMMA_IMAGE_TOKEN
 from dj2mgm.models.vlm.vlm_family import remove_video_processor
 
 IMAGE_SIDE = 64  # px, image size of every tower, for 4 × 4 visual tokens, the size of the language model's boards

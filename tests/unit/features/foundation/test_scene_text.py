@@ -4,7 +4,7 @@ import random
 
 from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
 from dj2mgm.data.shapes import draw_row_scene
-from dj2mgm.foundation.tiny_parts import (
+from dj2mgm.features.foundation.tiny_parts import (
     EMPTY_WORD,
     draw_board,
     draw_training_example,

@@ -1,1 +1,0 @@
-"""Tiny CLIP, ConvNeXt and language model of the embedded default."""
