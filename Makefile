@@ -49,10 +49,10 @@ baseline: install
 	$(ACTIVATE) && snakemake --cores 1 baseline
 
 configuration: install
-	$(ACTIVATE) && python workflow_scripts/write_configuration.py
+	$(ACTIVATE) && python workflow_scripts/tools/write_configuration.py
 
 operators: install
-	$(ACTIVATE) && python workflow_scripts/list_operators.py
+	$(ACTIVATE) && python workflow_scripts/tools/list_operators.py
 
 test: lint
 	$(PYTEST)

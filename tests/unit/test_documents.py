@@ -7,19 +7,19 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from configuration_files import FILES
-from dj2mgm.documents import build_documents
 from dj2mgm.settings.base import SEARCH, read_extra
 from dj2mgm.settings.configuration import Configuration
 from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, PretrainSection
 from dj2mgm.settings.validation import validate_settings
 from paths import PROJECT
+from write_configuration import build_documents
 
 DOCUMENTS = build_documents()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
 def test_generated_file_is_up_to_date(path):
-    """If this fails, run `python workflow_scripts/write_configuration.py`."""
+    """If this fails, run `python workflow_scripts/tools/write_configuration.py`."""
     assert (PROJECT / path).read_text(encoding="utf-8") == DOCUMENTS[path]
 
 

@@ -56,7 +56,9 @@ def test_a_feature_can_be_deleted(tmp_path, name):
     for file in ("pyproject.toml", "Makefile", "README.md"):
         shutil.copy(PROJECT / file, tmp_path)
     delete_feature(project, name)
-    run(project, sys.executable, "workflow_scripts/write_configuration.py")  # config.yaml without the feature's keys
+    run(
+        project, sys.executable, "workflow_scripts/tools/write_configuration.py"
+    )  # config.yaml without the feature's keys
     run(project, Path(sys.executable).with_name("lint-imports"), "--no-cache")
     planned = run_snakemake(
         project.arguments("baseline", "dj_synth", "plan", "--dry-run", "--verbose", config=("model=tiny",)),

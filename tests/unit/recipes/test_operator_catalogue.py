@@ -11,7 +11,7 @@ from list_operators import format_listing, list_operators, list_unreviewed
 def test_installed_operators_equal_the_reviewed_ones():
     listing = list_operators()
     assert list_unreviewed(listing) == []
-    # if this fails, run workflow_scripts/list_operators.py and read the changes
+    # if this fails, run workflow_scripts/tools/list_operators.py and read the changes
     assert format_listing(listing) == INSTALLED_FILE.read_text(encoding="utf-8")
 
 

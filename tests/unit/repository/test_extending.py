@@ -17,7 +17,6 @@ from types import ModuleType
 import pytest
 import yaml
 
-from dj2mgm.documents import BEGIN, END
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.health import diagnosis
 from dj2mgm.health.failure_signature import read_log
@@ -30,6 +29,7 @@ from dj2mgm.storage.files import read_json, write_jsonl
 from forked_snakemake import run_snakemake
 from markdown_links import build_anchor
 from paths import PROJECT
+from write_configuration import BEGIN, END
 
 LIBRARY = SCRIPTS / "dj2mgm"
 EXAMPLES = PROJECT / "docs/examples"

@@ -1,8 +1,14 @@
-"""Generated documents: config/config.yaml, JSON schemas for editors, a page and tables of docs/."""
+"""Write the generated documents: config/config.yaml, JSON schemas for editors, a page and tables of docs/.
+
+    python workflow_scripts/tools/write_configuration.py
+
+Values in config/config.yaml are replaced by the defaults.
+"""
 
 import ast
 import json
 import re
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -11,6 +17,8 @@ from typing import Any
 
 import yaml
 from pydantic.fields import FieldInfo
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dj2mgm.script_modules import SCRIPTS, import_feature_modules
 from dj2mgm.settings.base import DIALECT, RETRAINS, SEARCH, Section, build_schema, describe_accepted_values, read_extra
@@ -33,8 +41,9 @@ from dj2mgm.settings.models import (
 )
 from dj2mgm.settings.training_stages import FinetuneSection, PretrainSection
 from dj2mgm.settings.validation import validate_settings
+from dj2mgm.storage.files import replace_file
 
-WRITE_COMMAND = "python workflow_scripts/write_configuration.py"
+WRITE_COMMAND = "python workflow_scripts/tools/write_configuration.py"
 WIDTH = 120
 MODELS_PAGE, ARCHITECTURE_PAGE = Path("docs/models.md"), Path("docs/architecture.md")
 LIBRARY = SCRIPTS / "dj2mgm"
@@ -236,3 +245,13 @@ def _renew_table(page: Path, rows: Iterable[str]) -> str:
     """Return the text of a page with the rows of its generated table replaced, which include the table's head."""
     before, section = (SCRIPTS.parent / page).read_text(encoding="utf-8").split(BEGIN)
     return before + "\n".join([BEGIN, *rows, "", END + section.partition(END)[2]])
+
+
+def main() -> None:
+    for path, content in build_documents().items():
+        with replace_file(SCRIPTS.parent / path) as file:
+            file.write(content)
+
+
+if __name__ == "__main__":
+    main()

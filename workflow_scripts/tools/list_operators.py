@@ -1,6 +1,6 @@
 """List the operators of the installed Data-Juicer, for the review of what recipes may use.
 
-    python workflow_scripts/list_operators.py
+    python workflow_scripts/tools/list_operators.py
 
 Writes config/schemas/operators.installed.json: every operator with a digest of its source, the arguments and defaults
 of filters and of the operators that config/schemas/operators.yaml allows, and digests of the modules that they share.
@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 
 import data_juicer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dj2mgm.cli.command_line import command_line
 from dj2mgm.juicer import operators as _with_own_operators  # noqa: F401
