@@ -38,7 +38,7 @@ from dj2mgm.data.shapes import (  # noqa: E402
     draw_image,
     draw_row_scene,
 )
-from dj2mgm.juicer.operators.deduplicators import SIGNATURES_COLUMN  # noqa: E402
+from dj2mgm.features.selection.operators.near_deduplicators import SIGNATURES_COLUMN  # noqa: E402
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops, patch_data_juicer  # noqa: E402
 
 NEAR, EMBEDDING = "image_near_deduplicator", "image_embedding_deduplicator"

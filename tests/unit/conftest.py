@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import jinja2
 import pytest
@@ -37,3 +38,18 @@ def write(tmp_path, monkeypatch):
         write_yaml(tmp_path / f"config/experiments/{name}.yaml", values)
 
     return write
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """Return the folder of a project with instructions, for tests of recipes."""
+    from instructions import save_instructions  # imports torch
+
+    return save_instructions(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture
+def quick_requests(monkeypatch):
+    """Shorten the first wait before a request is repeated, and let no test use a key of this machine."""
+    monkeypatch.setattr("dj2mgm.servers.chat_requests.FIRST_WAIT_S", 0.002)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -18,7 +18,7 @@ SCRIPT = re.compile(r'"(\w+\.py)"')
 
 
 def list_scripts(rules: Path) -> set[str]:
-    return set(SCRIPT.findall(rules.read_text(encoding="utf-8")))
+    return set(SCRIPT.findall(rules.read_text(encoding="utf-8"))) if rules.is_file() else set()
 
 
 def delete_feature(project: Project, name: str) -> None:
@@ -30,7 +30,7 @@ def delete_feature(project: Project, name: str) -> None:
     importing = {path.name for path in scripts.glob("*.py") if imports in path.read_text(encoding="utf-8")}
     for script in importing | list_scripts(own).difference(*map(list_scripts, others)):
         (scripts / script).unlink()
-    own.unlink()
+    own.unlink(missing_ok=True)  # a feature of operators has no rules
     shutil.rmtree(project.folder / "workflow_scripts/dj2mgm/features" / name)
     (project.folder / f"docs/features/{name}.md").unlink(missing_ok=True)
 

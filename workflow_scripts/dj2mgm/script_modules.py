@@ -9,7 +9,7 @@ from types import ModuleType
 
 IMPORT_BY_NAME = "importlib.import_module("
 # features' modules that run in a stage of the core; others only declare what a feature adds
-FEATURE_CODE = re.compile(r'import_feature_modules\("(questions)"\)')
+FEATURE_CODE = re.compile(r'import_feature_modules\("(operators|questions)"\)')
 # a statement begins a line or follows a colon or semicolon; it ends with its line or its parentheses
 IMPORT = re.compile(
     r"(?:^|[:;])[ \t]*((?:from\b[\w. \t\\\n]+?)?\bimport\b[ \t]*(?:\([^)]*\)|(?:\\\n|[^\n;#])*))", re.MULTILINE
@@ -81,10 +81,12 @@ def _find_module_files(folder: Path, name: str) -> list[Path]:
 
 
 def import_feature_modules(part: str) -> list[ModuleType]:
-    """Import dj2mgm/features/<name>/<name>_<part>.py of every feature that has it."""
-    return [import_module(f"dj2mgm.features.{path.parent.name}.{path.stem}") for path in _find_feature_files(part)]
+    """Import <name>_<part>.py of every feature, or the modules of its folder <part>, if it has them."""
+    paths = (path.relative_to(SCRIPTS).with_suffix("") for path in _find_feature_files(part))
+    return [import_module(".".join(path.parts)) for path in paths]
 
 
 def _find_feature_files(part: str) -> list[Path]:
-    files = sorted((SCRIPTS / "dj2mgm/features").glob(f"*/*_{part}.py"))
-    return [file for file in files if file.stem == f"{file.parent.name}_{part}"]
+    features = SCRIPTS / "dj2mgm/features"
+    files = [file for file in features.glob(f"*/*_{part}.py") if file.stem == f"{file.parent.name}_{part}"]
+    return sorted([*files, *features.glob(f"*/{part}/[!_]*.py")])

@@ -24,8 +24,8 @@ from dj2mgm.juicer.engine import Engine, check_installed
 from dj2mgm.juicer.filter_limits import FilterLimit, Limits, NoRowsKeptError, read_statistic_limits
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.declarations import SelectionFilter, get_declarations
-from dj2mgm.juicer.operators.deduplicators import IMAGE_TEXT
 from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
+from dj2mgm.juicer.operators.image_text_deduplicator import IMAGE_TEXT
 from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_stats, join_traces
 from dj2mgm.juicer.patched_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings

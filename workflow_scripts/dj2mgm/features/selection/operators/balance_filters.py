@@ -31,10 +31,8 @@ from data_juicer.utils.model_utils import get_model
 
 from dj2mgm.data.images import load_image
 from dj2mgm.data.texts import normalize_words, separate_words
-from dj2mgm.storage.streaming import DiskMap
-
-from .batched_image_text_similarity_filter import CLIP_DESCRIPTION, DEFAULT_CLIP, load_clip
-from .declarations import (
+from dj2mgm.juicer.operators.batched_image_text_similarity_filter import CLIP_DESCRIPTION, DEFAULT_CLIP, load_clip
+from dj2mgm.juicer.operators.declarations import (
     NO_GROUP,
     BalanceFilter,
     Decision,
@@ -43,6 +41,7 @@ from .declarations import (
     argument,
     draw,
 )
+from dj2mgm.storage.streaming import DiskMap
 
 
 @OPERATORS.register_module("length_balance_filter")

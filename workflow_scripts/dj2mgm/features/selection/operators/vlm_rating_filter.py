@@ -21,10 +21,7 @@ from data_juicer.utils.mm_utils import remove_special_tokens
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dj2mgm.errors import InputError
-from dj2mgm.models.questions import split_into_parts
-from dj2mgm.recipes.catalogue import RATING_OPERATOR as NAME
-
-from .captioners import (
+from dj2mgm.juicer.operators.captioners import (
     CONTROL_TOKEN,
     ENOUGH_TO_JUDGE,
     WRONG_SCHEMA,
@@ -34,9 +31,16 @@ from .captioners import (
     format_reasons,
     warn_of_unusable,
 )
-from .declarations import Captions, argument, merge_reports
-from .openai_captioning_mapper import NAME as SERVER
-from .trained_model_operators import TRAINED_CAPTIONER, complete_arguments, compute_log_likelihoods, load_model
+from dj2mgm.juicer.operators.declarations import Captions, argument, merge_reports
+from dj2mgm.juicer.operators.openai_captioning_mapper import NAME as SERVER
+from dj2mgm.juicer.operators.trained_model_operators import (
+    TRAINED_CAPTIONER,
+    complete_arguments,
+    compute_log_likelihoods,
+    load_model,
+)
+from dj2mgm.models.questions import split_into_parts
+from dj2mgm.recipes.catalogue import RATING_OPERATOR as NAME
 
 LOWEST, HIGHEST = 1, 5
 RATINGS = {

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
+from dj2mgm.features.selection.operators.balance_filters import (
+    EMBEDDING_COLUMN,
+    LengthBalanceFilter,
+    find_ngrams,
+    fit_clusters,
+)
 from dj2mgm.juicer.clip_similarity import ClipSimilarity
-from dj2mgm.juicer.operators.balance_filters import EMBEDDING_COLUMN, LengthBalanceFilter, find_ngrams, fit_clusters
 from dj2mgm.juicer.operators.declarations import draw, sample_evenly
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings
@@ -190,7 +195,7 @@ def test_a_caption_is_kept_if_any_ngram_draws_it(tmp_path):
 
 
 def test_equal_limits_keep_the_earlier_rows(monkeypatch, tmp_path):
-    monkeypatch.setattr("dj2mgm.juicer.operators.balance_filters.draw", lambda *names: 0.5)
+    monkeypatch.setattr("dj2mgm.features.selection.operators.balance_filters.draw", lambda *names: 0.5)
     assert run(texts(tmp_path, ["a cat"] * 5), tmp_path / "out", {NGRAMS: {"keep_rows": 3}}) == ["r0", "r1", "r2"]
 
 

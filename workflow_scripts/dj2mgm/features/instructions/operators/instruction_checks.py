@@ -16,10 +16,9 @@ from data_juicer.utils.constant import Fields
 from data_juicer.utils.mm_utils import remove_special_tokens
 
 from dj2mgm.data.texts import normalize_words
+from dj2mgm.features.instructions.question_pool import NO, NUMBERS, YES
+from dj2mgm.juicer.operators.declarations import NO_GROUP, BalanceFilter, Rows, ValueFilter, argument
 from dj2mgm.recipes.argument_kinds import Rewrite
-
-from .declarations import NO_GROUP, BalanceFilter, Rows, ValueFilter, argument
-from .question_pool import NO, NUMBERS, YES
 
 BALANCE, BALANCE_STAT = "yes_no_balance_filter", "yes_no"
 CAPTION, CAPTION_STAT = "caption_agreement_filter", "caption_agreement"

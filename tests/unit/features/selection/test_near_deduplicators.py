@@ -9,8 +9,8 @@ from PIL import Image
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes import draw_image, draw_row_scene
 from dj2mgm.errors import InputError
+from dj2mgm.features.selection.operators.near_deduplicators import VectorIndex
 from dj2mgm.juicer import decisions
-from dj2mgm.juicer.operators.deduplicators import VectorIndex
 from dj2mgm.juicer.patched_data_juicer import load_ops
 from dj2mgm.juicer.recipe_settings import RecipeSettings, read_filter_settings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe

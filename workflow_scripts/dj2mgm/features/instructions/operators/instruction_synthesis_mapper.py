@@ -28,11 +28,8 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.instruction_rows import is_single_question, read_question
 from dj2mgm.data.texts import EvaluationQuestions, normalize_words
 from dj2mgm.errors import InputError
-from dj2mgm.recipes.catalogue import INSTRUCTION_OPERATOR as NAME
-from dj2mgm.storage.files import read_jsonl
-from dj2mgm.storage.streaming import read_json_list
-
-from .captioners import (
+from dj2mgm.features.instructions.question_pool import NO, YES, QuestionPool
+from dj2mgm.juicer.operators.captioners import (
     CONTROL_TOKEN,
     ENOUGH_TO_JUDGE,
     WRONG_SCHEMA,
@@ -43,10 +40,12 @@ from .captioners import (
     format_reasons,
     warn_of_unusable,
 )
-from .declarations import Captions, argument, draw, merge_reports
-from .openai_captioning_mapper import NAME as SERVER_CAPTIONER
-from .question_pool import NO, YES, QuestionPool
-from .trained_model_operators import TRAINED_CAPTIONER, complete_arguments, load_model
+from dj2mgm.juicer.operators.declarations import Captions, argument, draw, merge_reports
+from dj2mgm.juicer.operators.openai_captioning_mapper import NAME as SERVER_CAPTIONER
+from dj2mgm.juicer.operators.trained_model_operators import TRAINED_CAPTIONER, complete_arguments, load_model
+from dj2mgm.recipes.catalogue import INSTRUCTION_OPERATOR as NAME
+from dj2mgm.storage.files import read_jsonl
+from dj2mgm.storage.streaming import read_json_list
 
 STAT = "instruction"
 GIVEN, WRITTEN = "given", "written"

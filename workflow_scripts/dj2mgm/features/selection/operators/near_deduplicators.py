@@ -1,11 +1,9 @@
-"""This workflow's deduplicators of rows with images.
+"""Deduplicators of rows with similar images.
 
     process:
-      - image_text_deduplicator:
       - image_near_deduplicator: {prefer: image_text_similarity}
       - image_embedding_deduplicator: {min_similarity: 0.95, prefer: image_text_similarity}
 
-- `image_text_deduplicator` drops rows with the same image files and text, byte for byte, as an earlier row.
 - `image_near_deduplicator` drops rows with the images of another row, scaled or encoded again. A few bits may differ,
   and a statistic decides which row is kept.
 - `image_embedding_deduplicator` drops rows whose images are near-duplicates under a CLIP, such as crops and edits. It
@@ -16,7 +14,6 @@ the first row.
 """
 
 import base64
-import hashlib
 import logging
 import os
 from abc import abstractmethod
@@ -43,11 +40,8 @@ from dj2mgm.data.near_duplicates import (
     find_near_pairs,
 )
 from dj2mgm.errors import InputError
-from dj2mgm.storage.image_files import read_file
-from dj2mgm.storage.streaming import DiskMap
-
-from .batched_image_text_similarity_filter import CLIP_DESCRIPTION, DEFAULT_CLIP, load_clip
-from .declarations import DecidesLast, Decision, Rows, argument
+from dj2mgm.juicer.operators.batched_image_text_similarity_filter import CLIP_DESCRIPTION, DEFAULT_CLIP, load_clip
+from dj2mgm.juicer.operators.declarations import DecidesLast, Decision, Rows, argument
 
 PIXELS_STATISTIC = "image_pixels"  # stat: width times height, averaged over the row's images
 SIGNATURES_COLUMN = "__dj__image_signatures"
@@ -110,37 +104,6 @@ class NearDeduplicator(DecidesLast, Deduplicator):
         values = np.asarray([] if value is None else value, dtype=np.float64)
         score = float(values.mean()) if values.size else -np.inf
         return int(images), base64.b64decode(signatures), -np.inf if np.isnan(score) else score
-
-
-IMAGE_TEXT = "image_text_deduplicator"
-HASH_COLUMN = "__dj__image_text_hash"
-
-
-def compute_image_text_hash(images: Sequence[str], text: str) -> str:
-    """Return the SHA-256 over the number of images, the SHA-256 of each file, and the text."""
-    digest = hashlib.sha256(len(images).to_bytes(8, "big"))
-    for image in images:
-        digest.update(hashlib.sha256(read_file(image)).digest())
-    digest.update(text.encode())
-    return digest.hexdigest()
-
-
-@OPERATORS.register_module(IMAGE_TEXT)
-class ImageTextDeduplicator(DecidesLast, Deduplicator):
-    """A deduplicator that keeps the first row of each group with equal image bytes and equal text."""
-
-    _batched_op = True
-    column = HASH_COLUMN
-
-    def compute_hash(self, samples: dict) -> dict:
-        pairs = zip(samples[self.image_key], samples[self.text_key], strict=True)
-        samples[HASH_COLUMN] = [compute_image_text_hash(images or [], text) for images, text in pairs]
-        return samples
-
-    def decide(self, rows: Rows, folder: Path) -> Decision:
-        first_rows = DiskMap()  # by hash
-        repeats = (first_rows.setdefault(row[HASH_COLUMN], number) == number for number, row in enumerate(rows))
-        return Decision(np.fromiter(repeats, dtype=bool, count=len(rows)))
 
 
 @OPERATORS.register_module("image_near_deduplicator")

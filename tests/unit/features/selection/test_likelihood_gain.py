@@ -15,11 +15,12 @@ from captioned_pairs import (
     synthesize,
 )
 from dj2mgm.data.chat_template import ChatTemplate
-from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_conversation
+from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_conversation, extract_caption
 from dj2mgm.errors import InputError
+from dj2mgm.features.selection.operators.likelihood_gain_filter import compute_likelihood_gain
 from dj2mgm.juicer.operators import trained_model_operators
-from dj2mgm.juicer.operators.trained_model_operators import compute_likelihood_gain
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
+from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator
 from dj2mgm.models.questions import GivenAnswer
@@ -27,6 +28,7 @@ from dj2mgm.models.vision_language import IGNORE_INDEX
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.runs.stage_settings import build_filter_settings, build_synthesize_settings
 from dj2mgm.storage.files import read_jsonl
+from instructions import ANSWERS, COUNT, QUESTIONS, save_instructions, select
 from paths import PROJECT
 from synthesis import read_synthesize_settings
 from tiny_captioners import save_project
@@ -204,3 +206,26 @@ def test_a_missing_trained_model_is_an_immediate_error():
     recipes = merge_experiment("baseline", {"synthesize": synthesize})
     with pytest.raises(InputError, match="synthesize.captioner: blip2 gives no likelihoods, which"):
         build_synthesize_settings(recipes, images)
+
+
+def test_gains_are_computed_for_answers_given_questions(tmp_path):
+    project = save_instructions(tmp_path / "project")
+    process = [{"likelihood_gain_filter": {"keep_fraction": 0.5, "other_images": 2}}]
+    summary = select(project, tmp_path, process)
+    assert (summary["rows_in"], summary["rows_kept"], summary["rows"]) == (COUNT, 3, "instructions")
+    stats = {row["id"]: row for row in read_jsonl(tmp_path / "out/stats.jsonl")}
+    stats |= {row["id"]: row["stats"] for row in read_jsonl(tmp_path / "out/dropped.jsonl")}
+    generator = MGMGenerator(project / "base", project / "pretrain", "cpu")
+    images = [str(project / "data/images" / f"{number}.png") for number in range(3)]
+    gains = []
+    for number, answer in enumerate(ANSWERS):
+        own = number // 2
+        answers = [GivenAnswer((own + step) % 3, QUESTIONS[number % 2], answer) for step in range(3)]
+        gains.append(compute_likelihood_gain(generator.compute_answer_log_likelihoods(images, answers, "gemma"), 1.0))
+        assert stats[f"i{number}"]["likelihood_gain"] == pytest.approx([gains[-1]], abs=1e-5)
+    kept_rows = list(read_jsonl(tmp_path / "out" / SYNTHESIZED))
+    best = sorted(sorted(range(COUNT), key=lambda number: -gains[number])[:3])
+    assert [row["id"] for row in kept_rows] == [f"i{number}" for number in best]
+    for row, number in zip(kept_rows, best, strict=True):
+        assert (row["question"], extract_caption(row["text"])) == (QUESTIONS[number % 2], ANSWERS[number])
+        assert row["images"] == [f"images/{number // 2}.png"]

@@ -1,0 +1,1 @@
+"""Operators that select rows: by likelihoods, ratings, balance or near-duplicates."""
