@@ -14,11 +14,11 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 with project_imports():
     from dj2mgm.cli.messages import Progress
     from dj2mgm.errors import InputError
-    from dj2mgm.features.publish.served_answers import SCORE, ask_server, compare_answers, read_served_questions
+    from dj2mgm.features.servers.chat_requests import ChatRequests
+    from dj2mgm.features.servers.chat_server import ChatServer
+    from dj2mgm.features.servers.served_answers import SCORE, ask_server, compare_answers, read_served_questions
     from dj2mgm.runs.all_runs import Runs
     from dj2mgm.score_groups import DIFFERENCE, OWN
-    from dj2mgm.servers.chat_requests import ChatRequests
-    from dj2mgm.servers.chat_server import ChatServer
     from dj2mgm.settings.evaluation import GenerateSettings
     from dj2mgm.settings.string_formats import normalize_address
     from dj2mgm.settings.validation import load_settings

@@ -1,4 +1,4 @@
-# Share a run: `snakemake export`, `publish` and `serve_check`, each with `--config experiment=dj_synth`.
+# Share a run: `snakemake export` and `publish`, each with `--config experiment=dj_synth`.
 import os
 
 from dj2mgm.cli.console import UserError
@@ -248,16 +248,3 @@ rule publish:
     input:
         publication_files,
     localrule: True
-
-
-# Ask a server the held-out questions: `snakemake serve_check --config endpoint=http://localhost:8000/v1`.
-rule serve_check:
-    log:
-        "results/serve_check/serve_check.log",
-    localrule: True
-    conda:
-        "../../envs/evaluate.yaml"
-    params:
-        config=config_as_json,
-    shell:
-        f"python {quote_script_path('check_served_model.py')} --config {{params.config:q}} {PRINT_AND_LOG}"

@@ -51,5 +51,5 @@ def project(tmp_path_factory) -> Path:
 @pytest.fixture
 def quick_requests(monkeypatch):
     """Shorten the first wait before a request is repeated, and let no test use a key of this machine."""
-    monkeypatch.setattr("dj2mgm.servers.chat_requests.FIRST_WAIT_S", 0.002)
+    monkeypatch.setattr("dj2mgm.features.servers.chat_requests.FIRST_WAIT_S", 0.002)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

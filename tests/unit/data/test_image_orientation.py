@@ -23,7 +23,7 @@ from dj2mgm.evaluation.leak_search import Reference, read_references
 from dj2mgm.features.analyze.analysis import STATS
 from dj2mgm.features.lmms_eval.exchange import save_once
 from dj2mgm.features.publish.exports import Sample, write_parquet
-from dj2mgm.juicer.operators.openai_captioning_mapper import OpenAICaptioningMapper
+from dj2mgm.features.servers.operators.openai_captioning_mapper import OpenAICaptioningMapper
 from dj2mgm.juicer.recipe_settings import RecipeSettings
 from dj2mgm.juicer.run_recipe import FILTERED, run_recipe
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator

@@ -11,8 +11,8 @@ from huggingface_hub import constants
 
 from dj2mgm.errors import InputError
 from dj2mgm.features.fetch.repositories import HubSource
+from dj2mgm.features.servers.chat_server import ChatServer, RequestError
 from dj2mgm.servers import connections
-from dj2mgm.servers.chat_server import ChatServer, RequestError
 from dj2mgm.servers.connections import find_proxy, make_client
 from dj2mgm.servers.hub import hub_errors, make_quiet_api
 from scripted_server import ScriptedServer, caption

@@ -35,6 +35,7 @@ LIKELIHOOD_GAIN = "likelihood_gain_filter"
 RECAPTION_OPERATOR = "low_similarity_recaption_mapper"
 INSTRUCTION_OPERATOR = "instruction_synthesis_mapper"
 RATING_OPERATOR = "vlm_rating_filter"
+SERVER_CAPTIONER = "openai_captioning_mapper"
 # operators whose captioner answers questions
 ANSWERING_OPERATORS = (INSTRUCTION_OPERATOR, RATING_OPERATOR)
 # operators that measure texts with a trained model

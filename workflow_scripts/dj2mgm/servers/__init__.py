@@ -1,1 +1,1 @@
-"""Clients of model servers and of the Hugging Face hub."""
+"""Connections to servers, and the client of the Hugging Face hub."""

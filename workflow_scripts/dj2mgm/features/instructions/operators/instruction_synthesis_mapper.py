@@ -41,9 +41,9 @@ from dj2mgm.juicer.operators.captioners import (
     warn_of_unusable,
 )
 from dj2mgm.juicer.operators.declarations import Captions, argument, draw, merge_reports
-from dj2mgm.juicer.operators.openai_captioning_mapper import NAME as SERVER_CAPTIONER
 from dj2mgm.juicer.operators.trained_model_operators import TRAINED_CAPTIONER, complete_arguments, load_model
 from dj2mgm.recipes.catalogue import INSTRUCTION_OPERATOR as NAME
+from dj2mgm.recipes.catalogue import SERVER_CAPTIONER
 from dj2mgm.storage.files import read_jsonl
 from dj2mgm.storage.streaming import read_json_list
 

@@ -32,7 +32,6 @@ from dj2mgm.juicer.operators.captioners import (
     warn_of_unusable,
 )
 from dj2mgm.juicer.operators.declarations import Captions, argument, merge_reports
-from dj2mgm.juicer.operators.openai_captioning_mapper import NAME as SERVER
 from dj2mgm.juicer.operators.trained_model_operators import (
     TRAINED_CAPTIONER,
     complete_arguments,
@@ -41,6 +40,7 @@ from dj2mgm.juicer.operators.trained_model_operators import (
 )
 from dj2mgm.models.questions import split_into_parts
 from dj2mgm.recipes.catalogue import RATING_OPERATOR as NAME
+from dj2mgm.recipes.catalogue import SERVER_CAPTIONER as SERVER
 
 LOWEST, HIGHEST = 1, 5
 RATINGS = {

@@ -9,8 +9,8 @@ from dj2mgm.data.images import encode_data_url, load_image
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Rows, estimate_metrics, locate_row_images
 from dj2mgm.evaluation.vqa import measure_rows
+from dj2mgm.features.servers.chat_requests import ChatRequests
 from dj2mgm.score_groups import DIFFERENCE, FINETUNED, OWN, PRETRAINED
-from dj2mgm.servers.chat_requests import ChatRequests
 from dj2mgm.settings.evaluation import GenerateSettings
 from dj2mgm.storage.files import read_jsonl
 

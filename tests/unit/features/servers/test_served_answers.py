@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 import check_served_model
-from dj2mgm.features.publish.served_answers import AskedQuestion, compare_answers
+from dj2mgm.features.servers.served_answers import AskedQuestion, compare_answers
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl, write_yaml
 from scripted_server import MODEL, Reply, ScriptedServer, caption

@@ -6,7 +6,7 @@ import time
 
 from dj2mgm.cli.messages import note
 from dj2mgm.errors import InputError
-from dj2mgm.servers.chat_server import ChatAnswer, ChatServer, RequestError
+from dj2mgm.features.servers.chat_server import ChatAnswer, ChatServer, RequestError
 from dj2mgm.servers.connections import MIN_SHOWN_PAUSE_S
 
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 60.0  # between tries; doubled each time

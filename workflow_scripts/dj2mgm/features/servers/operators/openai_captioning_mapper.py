@@ -19,15 +19,14 @@ from data_juicer.ops.base_op import OPERATORS, UNFORKABLE
 
 from dj2mgm.data.images import BadImageError, encode_data_url, load_image
 from dj2mgm.errors import InputError
+from dj2mgm.juicer.operators.declarations import Captions, ServerCaptioner, argument, merge_reports
+from dj2mgm.recipes.catalogue import SERVER_CAPTIONER as NAME
 from dj2mgm.settings.string_formats import ADDRESS_RULE, VARIABLE_RULE, is_address, is_variable, normalize_address
 
-from .declarations import Captions, ServerCaptioner, argument, merge_reports
-
 if TYPE_CHECKING:
-    from dj2mgm.servers.chat_requests import ChatRequests
-    from dj2mgm.servers.chat_server import ChatAnswer
+    from dj2mgm.features.servers.chat_requests import ChatRequests
+    from dj2mgm.features.servers.chat_server import ChatAnswer
 
-NAME = "openai_captioning_mapper"
 JPEG_QUALITY = 90
 
 
@@ -83,8 +82,8 @@ class OpenAICaptioningMapper(ServerCaptioner):
     def connect(self, spent: tuple[int, int] = (0, 0)) -> None:
         """Check that the server answers and has the model; count (requests, tokens) `spent` by earlier runs."""
         if self._requests is None:
-            from dj2mgm.servers.chat_requests import ChatRequests
-            from dj2mgm.servers.chat_server import ChatServer
+            from dj2mgm.features.servers.chat_requests import ChatRequests
+            from dj2mgm.features.servers.chat_server import ChatServer
 
             server = ChatServer(self.base_url, self.model, self.key_variable, self.concurrency, self.timeout_s)
             requests = ChatRequests(server, self.retries, self.max_requests, self.max_total_tokens)

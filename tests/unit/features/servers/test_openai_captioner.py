@@ -16,11 +16,11 @@ from PIL import Image
 
 from dj2mgm.data.images import load_image
 from dj2mgm.errors import InputError
-from dj2mgm.juicer.operators import openai_captioning_mapper
+from dj2mgm.features.servers import chat_requests, chat_server
+from dj2mgm.features.servers.operators import openai_captioning_mapper
 from dj2mgm.juicer.operators.captioners import Captioner
 from dj2mgm.juicer.operators.declarations import Captions
 from dj2mgm.juicer.patched_data_juicer import load_ops
-from dj2mgm.servers import chat_requests, chat_server
 from scripted_server import CaptionRequest, Reply, ScriptedServer, caption
 
 KEY, VARIABLE = "sk-Secret_123", "TEST_CHAT_KEY"

@@ -1,0 +1,1 @@
+"""Operators of recipes, which are found by this folder."""
