@@ -4,8 +4,9 @@ r"""Find evaluation images, also re-encoded or scaled, and benchmarks' questions
         --dataset results/datasets/photos --output-dir results/datasets/photos/leaks
 
 The images of pairs and instructions are compared with the images of the held-out split, of the configured benchmarks
-and of folders. The texts of instructions are compared with the benchmarks' questions (evaluation/leak_search.py).
-Writes leaks.jsonl, with a row for each copied image and each instruction with a benchmark's question, and summary.json.
+and of folders. The texts of instructions are compared with the benchmarks' questions
+(features/challenge/challenge_questions.py). Writes leaks.jsonl, with a row for each copied image and each instruction
+with a benchmark's question, and summary.json.
 """
 
 import os
@@ -16,13 +17,9 @@ from pathlib import Path
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.data.formats import list_images
 from dj2mgm.evaluation.leak_search import (
-    ReferenceTexts,
-    collect_benchmark_images,
     collect_folder_images,
     collect_held_out_images,
-    count_leaked_texts,
     count_leaks,
-    find_leaked_texts,
     find_leaks,
     read_references,
 )
@@ -39,10 +36,9 @@ def main() -> None:
     settings = load_settings(LeakSettings, paths.config)
     processes = settings.cpu_threads or len(os.sched_getaffinity(0))
     images = collect_held_out_images(list(read_jsonl(paths.dataset / "evaluation.jsonl")), settings.evaluation_images)
-    texts = ReferenceTexts()
-    for module in import_feature_modules("questions"):
-        for name, questions in module.list_questions(settings.benchmarks):
-            images |= collect_benchmark_images(name, texts.collect(name, questions))
+    searches = [module.QuestionSearch(settings.benchmarks) for module in import_feature_modules("questions")]
+    for search in searches:
+        images |= search.images
     for folder in settings.folders:
         images |= collect_folder_images(Path(folder))
     references = read_references(images, processes)
@@ -57,17 +53,20 @@ def main() -> None:
             processes,
         )
     )
-    text_leaks = find_leaked_texts(read_json_list(splits["finetune"]), texts)
-    write_jsonl(paths.output_dir / "leaks.jsonl", chain(image_leaks, text_leaks))
+    text_leaks = (search.find_leaks(read_json_list(splits["finetune"])) for search in searches)
+    write_jsonl(paths.output_dir / "leaks.jsonl", chain(image_leaks, *text_leaks))
     rows = ((split, images) for split, file in splits.items() for images in read_image_lists(split, file))
     leaks = read_jsonl(paths.output_dir / "leaks.jsonl")
     counts = count_leaks(references, (leak for leak in leaks if "image" in leak), rows)
     for source, count in counts.items():
         print(f"{source}: {count['leaked']} of {count['references']} images are in the training data", flush=True)
-    leaks = read_jsonl(paths.output_dir / "leaks.jsonl")
-    for source, count in count_leaked_texts(texts, (leak for leak in leaks if "row" in leak)).items():
-        print(f"{source}: {count['leaked_texts']} of {count['texts']} questions are in the training data", flush=True)
-        counts[source] |= count
+    for search in searches:
+        leaks = read_jsonl(paths.output_dir / "leaks.jsonl")
+        for source, count in search.count_leaks(leak for leak in leaks if "row" in leak).items():
+            print(
+                f"{source}: {count['leaked_texts']} of {count['texts']} questions are in the training data", flush=True
+            )
+            counts[source] |= count
     write_json(paths.output_dir / "summary.json", counts)
 
 

@@ -1,8 +1,13 @@
-"""Words, length and script of texts in languages with and without spaces."""
+"""Words, length and script of texts in languages with and without spaces, and texts that are compared."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dj2mgm.data.texts import find_script, measure_length, separate_words
+from dj2mgm.data.texts import EvaluationQuestions, find_script, measure_length, normalize_words, separate_words
+
+LONG = "What is the name of the station on the blue sign?"
+INSTRUCTION = "Answer the question using a single word or phrase."
 
 
 @pytest.mark.parametrize(
@@ -26,3 +31,25 @@ from dj2mgm.data.texts import find_script, measure_length, separate_words
 )
 def test_words_length_and_script(text, words, length, script):
     assert (len(separate_words(text).split()), measure_length(text), find_script(text)) == (words, length, script)
+
+
+@given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=1), st.randoms())
+def test_case_punctuation_and_space_are_ignored(words, random):
+    written = "".join(word + random.choice([" ", ", ", "\t", "? ", " – ", "_"]) for word in words)
+    assert normalize_words(written) == normalize_words(" ".join(words)) == normalize_words(normalize_words(written))
+    assert normalize_words(written.upper().lower()) == normalize_words(" ".join(words).upper().lower())
+
+
+def test_combining_marks_belong_to_their_word():
+    assert normalize_words("लाल,  नीला?") == "लाल नीला"
+    assert len({normalize_words(word) for word in ("लाल", "लील", "लल")}) == 3, "vowels of Hindi are marks"
+    assert normalize_words("cafe\u0301 AU lait!") == "café au lait"
+
+
+def test_held_out_questions_are_recognized_with_their_answer():
+    rows = [{"image": "a.png", "questions": [{"question": LONG, "answer": answer} for answer in ("Union.", "?")]}]
+    questions = EvaluationQuestions(rows)
+    assert questions.has(f" {LONG.upper()} ", "union") and not questions.has(LONG, "central")
+    assert questions.has(f"{LONG}\n{INSTRUCTION}", "union")
+    assert not questions.has(LONG, "!"), "an answer without a word is none"
+    assert not EvaluationQuestions([*rows, rows[0] | {"image": "b.png"}]).has(LONG, "union")

@@ -1,17 +1,5 @@
-"""Search for evaluation images and benchmarks' questions in the training data.
+"""Search for evaluation images in the training data. Features add their own images, and search for texts."""
 
-Texts are compared without letter case, punctuation and white space. A question leaks if
-
-- it has at least `MIN_WORDS` words,
-- its benchmark asks it about one image only, and
-- a turn of a conversation asks the question and gives one of its right answers.
-
-So "What color is it?" – "red" does not count as a leak, because it fits many images. Training data often appends
-instructions to a question, each on its own line, so the whole turn and each of its lines are compared. In a language
-without spaces a question is one word and never leaks.
-"""
-
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -32,7 +20,6 @@ from dj2mgm.data.near_duplicates import (
     compute_signature,
     find_near_pairs,
 )
-from dj2mgm.data.texts import MIN_WORDS, normalize_lines, normalize_words
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import HELD_OUT, locate_row_images
 from dj2mgm.storage.files import find_files, list_files
@@ -106,15 +93,6 @@ def collect_held_out_images(rows: list[dict], root: str | Path) -> dict[Referenc
         questions = sum(len(row.get("questions", ())) for row in image_rows)
         references[Reference(HELD_OUT, tuple(row["id"] for row in image_rows), questions)] = path
     return references
-
-
-def collect_benchmark_images(name: str, rows: Iterable[dict]) -> dict[Reference, Image]:
-    """Return the distinct images of a benchmark's questions."""
-    ids_by_image: dict[Image, list[str]] = {}
-    for row in rows:
-        ids_by_image.setdefault(row["image"], []).append(row["id"])
-    distinct_ids = {image: tuple(dict.fromkeys(ids)) for image, ids in ids_by_image.items()}
-    return {Reference(name, ids, len(ids)): image for image, ids in distinct_ids.items()}
 
 
 def collect_folder_images(folder: Path) -> dict[Reference, Image]:
@@ -194,76 +172,3 @@ def count_leaks(
         }
         for origin, count in reference_counts.items()
     }
-
-
-IMAGE = "<image>"
-
-
-class ReferenceTexts:
-    """Questions of benchmarks with their right answers, stored as hashes on disk for any number of them."""
-
-    def __init__(self):
-        # by benchmark and question: hash of the question's only image, or "" if it has several
-        self._images = DiskMap()
-        self._ids = DiskMap()  # by benchmark, question and right answer: ids of the questions
-        self.counts: dict[str, int] = {}  # number of questions, by benchmark
-
-    def collect(self, benchmark: str, questions: Iterable[dict]) -> Iterator[dict]:
-        """Yield the questions of a benchmark unchanged, and store their texts if the benchmark provides them."""
-        for row in questions:
-            if "text" in row:
-                self._add(benchmark, row, *row["text"])
-            yield row
-
-    def _add(self, benchmark: str, row: dict, question: str, answers: list[str]) -> None:
-        question = normalize_words(question)
-        self.counts[benchmark] = self.counts.get(benchmark, 0) + 1
-        if len(question.split()) < MIN_WORDS:
-            return
-        image = _hash(row["image"] if isinstance(row["image"], bytes) else str(row["image"]))
-        if self._images.setdefault(_hash(benchmark, question), image) != image:
-            self._images.replace([(_hash(benchmark, question), "")])
-        for answer in filter(None, set(map(normalize_words, answers))):
-            key = _hash(benchmark, question, answer)
-            self._ids.replace([(key, json.dumps([*json.loads(self._ids.get(key) or "[]"), row["id"]]))])
-
-    def find_questions(self, conversation: list[dict]) -> dict[str, list[str]]:
-        """Return the ids of the questions that a conversation asks and answers right, by benchmark."""
-        ids_by_benchmark: dict[str, dict[str, None]] = {}
-        for human, gpt in zip(conversation[::2], conversation[1::2], strict=False):
-            text = human["value"].replace(IMAGE, "")
-            answer = normalize_words(gpt["value"])
-            for question in normalize_lines(text):
-                if len(question.split()) >= MIN_WORDS:
-                    for benchmark in self.counts:
-                        if self._images.get(_hash(benchmark, question)):
-                            ids = json.loads(self._ids.get(_hash(benchmark, question, answer)) or "[]")
-                            ids_by_benchmark.setdefault(benchmark, {}).update(dict.fromkeys(ids))
-        return {benchmark: list(ids) for benchmark, ids in ids_by_benchmark.items() if ids}
-
-
-def find_leaked_texts(rows: Iterable[dict], references: ReferenceTexts) -> Iterator[dict]:
-    """Yield {split, row, of, ids} for each instruction that asks and answers a benchmark's question, in order."""
-    for row in rows:
-        for benchmark, ids in references.find_questions(row["conversations"]).items():
-            yield {"split": "finetune", "row": row["id"], "of": benchmark, "ids": ids}
-
-
-def count_leaked_texts(references: ReferenceTexts, leaks: Iterable[dict]) -> dict[str, dict[str, int]]:
-    """Return the numbers of compared questions, leaked questions and their instructions, by benchmark."""
-    questions: dict[str, set[str]] = {benchmark: set() for benchmark in references.counts}
-    rows = dict.fromkeys(references.counts, 0)
-    for leak in leaks:
-        questions[leak["of"]].update(leak["ids"])
-        rows[leak["of"]] += 1
-    return {
-        benchmark: {"texts": count, "leaked_texts": len(questions[benchmark]), "text_rows": rows[benchmark]}
-        for benchmark, count in references.counts.items()
-    }
-
-
-def _hash(*parts: str | bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass") + b"\0")
-    return digest.hexdigest()[:32]

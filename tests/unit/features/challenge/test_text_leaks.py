@@ -3,16 +3,13 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 import find_leaks
 import write_jsonl as write_jsonl_script
 from dj2mgm.data.formats import build_conversation, build_dj_text
-from dj2mgm.data.texts import EvaluationQuestions, normalize_words
 from dj2mgm.evaluation.groups import read_leaked_ids
-from dj2mgm.evaluation.leak_search import ReferenceTexts
+from dj2mgm.features.challenge.challenge_questions import QuestionSearch
 from dj2mgm.storage.files import read_json, read_jsonl, write_json, write_json_list, write_jsonl, write_yaml
 from run_main import run_main
 
@@ -22,11 +19,11 @@ INSTRUCTION = "Answer the question using a single word or phrase."
 
 def ask(questions, *turns) -> list[str]:
     """Return the leaked ids of questions (id, image, question, answers) in a conversation of these turns."""
-    references = ReferenceTexts()
-    rows = [{"id": id, "image": image, "text": (question, answers)} for id, image, question, answers in questions]
-    assert list(references.collect("b", iter(rows))) == rows
+    search = QuestionSearch({})
+    for identifier, image, question, answers in questions:
+        search.add("b", {"id": identifier, "image": image}, question, answers)
     values = [{"value": value} for turn in turns for value in turn]
-    return references.find_questions(values).get("b", [])
+    return search.find_questions(values).get("b", [])
 
 
 def test_a_question_leaks_only_with_its_answer():
@@ -50,28 +47,6 @@ def test_generic_questions_are_not_leaks():
     rotations = [("1", b"image", LONG, ["A", "union"]), ("1000001", b"image", LONG, ["B", "union"])]
     assert ask(rotations, (LONG, "union")) == ["1", "1000001"] and ask(rotations, (LONG, "B")) == ["1000001"]
     assert ask([("1", "a.jpg", LONG, ["?"])], (LONG, "!")) == [], "an answer without a word is none"
-
-
-@given(st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1), min_size=1), st.randoms())
-def test_case_punctuation_and_space_are_ignored(words, random):
-    written = "".join(word + random.choice([" ", ", ", "\t", "? ", " – ", "_"]) for word in words)
-    assert normalize_words(written) == normalize_words(" ".join(words)) == normalize_words(normalize_words(written))
-    assert normalize_words(written.upper().lower()) == normalize_words(" ".join(words).upper().lower())
-
-
-def test_combining_marks_belong_to_their_word():
-    assert normalize_words("लाल,  नीला?") == "लाल नीला"
-    assert len({normalize_words(word) for word in ("लाल", "लील", "लल")}) == 3, "vowels of Hindi are marks"
-    assert normalize_words("cafe\u0301 AU lait!") == "café au lait"
-
-
-def test_held_out_questions_are_recognized_with_their_answer():
-    rows = [{"image": "a.png", "questions": [{"question": LONG, "answer": answer} for answer in ("Union.", "?")]}]
-    questions = EvaluationQuestions(rows)
-    assert questions.has(f" {LONG.upper()} ", "union") and not questions.has(LONG, "central")
-    assert questions.has(f"{LONG}\n{INSTRUCTION}", "union")
-    assert not questions.has(LONG, "!"), "an answer without a word is none"
-    assert not EvaluationQuestions([*rows, rows[0] | {"image": "b.png"}]).has(LONG, "union")
 
 
 @pytest.fixture
