@@ -163,5 +163,7 @@ rule plan:
     params:
         flags=plan_flags,
         texts=optional_flag("--text", "texts"),
+    message:
+        "tracing training steps without weights and data, about half a minute"
     shell:
         f"python {quote_script_path('plan_memory.py')} {{params.flags:q}} {{params.texts:q}} 2> {{log:q}}"

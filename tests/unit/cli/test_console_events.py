@@ -10,6 +10,7 @@ from snakemake.settings.types import MaxJobsPerTimespan
 from snakemake.workflow import Workflow
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from dj2mgm.cli import console as console_module
 from dj2mgm.cli.console import INTERRUPTED_MESSAGE, Console, Job, Lines, lift_default_job_limit, replace_graph_builder
 
 STAGE = 'train 2>&1 | tee train.log 3> /dev/null >&"${STAGE_OUTPUT:-3}"'
@@ -86,6 +87,26 @@ def fail(console, message: str | None, log=()) -> None:
     record = new_record(LogEvent.JOB_ERROR, "", jobid=1, rule_msg=message)
     record.log = list(log)
     console.emit(record)
+
+
+def test_a_pipe_shows_running_stages_with_their_activity_and_its_time(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(console_module, "BETWEEN_LINES_S", 0.0)
+    monkeypatch.setattr(console_module, "format_duration", lambda seconds: "31 s")
+    console, log = Console(lambda rule: True, Lines()), tmp_path / "train.log"
+    record = new_record(LogEvent.JOB_INFO, "", jobid=1, output=["model"], shellcmd=STAGE)
+    record.log = [str(log)]
+    console.emit(record)
+    for number, line in enumerate(("", "progress: compiling cpu_adam …\n", "progress: 1 of 9 steps, loss 2.1\n")):
+        log.write_text(log.read_text() + line if number else line)
+        console._update()
+    console.close()
+    lines = [line.removeprefix("[1/1] train small: ") for line in capsys.readouterr().err.splitlines()]
+    assert list(dict.fromkeys(lines[1:])) == ["running … 31 s", "compiling cpu_adam … 31 s", "1 of 9 steps, loss 2.1"]
+
+
+def test_a_job_that_is_not_a_stage_begins_with_its_message(console, capsys):
+    console.emit(new_record(LogEvent.JOB_INFO, "", jobid=2, output=["plan"], shellcmd="plan", rule_msg="tracing"))
+    assert capsys.readouterr().err == "train small: tracing\n"
 
 
 def test_the_executors_reason_is_shown_without_the_command(console, capsys):

@@ -4,13 +4,14 @@ import pytest
 
 from dj2mgm.cli import messages
 from dj2mgm.cli.console import KILLED, LogTail
-from dj2mgm.cli.messages import Progress, note, report_progress, warn
+from dj2mgm.cli.messages import Progress, note, report_activity, report_progress, warn
 
 
 @pytest.mark.parametrize(
     ("tell", "line"),
     [
         (lambda: note("resuming from step 20"), "note: resuming from step 20"),
+        (lambda: report_activity("loading the model"), "progress: loading the model …"),
         (lambda: warn("GPU 0 is 81% full"), "warning: GPU 0 is 81% full"),
         (
             lambda: report_progress("steps", 20, 135, "loss 0.8039", 157.2),
@@ -21,7 +22,7 @@ from dj2mgm.cli.messages import Progress, note, report_progress, warn
             "progress: 3 of 3 rows, 9.0 per second",
         ),
     ],
-    ids=["note", "warning", "progress", "end"],
+    ids=["note", "activity", "warning", "progress", "end"],
 )
 def test_each_message_is_one_marked_line(capsys, tell, line):
     tell()

@@ -165,8 +165,8 @@ class Job:
         self.is_target = not (record.output or record.log or record.shellcmd)
         self.started = time.monotonic()
         self.ended: float | None = None
-        self.progress = ""
-        self.printed_at = self.started  # time of the last printed line
+        self.progress = "running …"
+        self.progress_at = self.printed_at = self.started  # times of the last read and the last printed line
 
     @property
     def title(self) -> str:
@@ -176,6 +176,12 @@ class Job:
     @property
     def elapsed(self) -> str:
         return format_duration((self.ended or time.monotonic()) - self.started)
+
+    @property
+    def state(self) -> str:
+        """The last line of progress; an activity has its time, such as "running … 12 s"."""
+        time_of_activity = f" {format_duration(time.monotonic() - self.progress_at)}"
+        return f"{self.progress}{time_of_activity if self.progress.endswith('…') else ''}"
 
 
 def _shorten(wildcard: str, value: object) -> str:
@@ -282,6 +288,8 @@ class Console(logging.Handler):
         if number:
             self.screen.begin(job)
             self._show_running()
+        elif message := getattr(record, "rule_msg", None):
+            self.screen.say(f"{job.title}: {message}")
 
     def _show_finished_job(self, record: logging.LogRecord) -> None:
         self._update()
@@ -364,16 +372,16 @@ class Lines:
 
     def show_log_line(self, job: Job, line: str) -> None:
         if line.startswith(PROGRESS):
-            job.progress = line.removeprefix(PROGRESS)
+            job.progress, job.progress_at = line.removeprefix(PROGRESS), time.monotonic()
         elif line.startswith((NOTE, WARNING)):
             self.say(f"{job.title}: {line}", WARNED if line.startswith(WARNING) else "")
 
     def update(self, stages: list[Job], total: str) -> None:
         """Show the latest progress of the running stages; `total` is the progress of the run."""
         for job in stages:
-            if job.progress and time.monotonic() - job.printed_at > BETWEEN_LINES_S:
-                self.say(f"{job.title}: {job.progress}")
-                job.progress, job.printed_at = "", time.monotonic()
+            if time.monotonic() - job.printed_at > BETWEEN_LINES_S:
+                self.say(f"{job.title}: {job.state}")
+                job.printed_at = time.monotonic()
 
     def close(self) -> None:
         pass
@@ -406,7 +414,7 @@ class LiveLines(Lines):
         if self.view is None:
             self.view = self.new_view()
             self.view.start()
-        lines = [f"{job.title}: {job.progress or f'running for {job.elapsed}'}" for job in stages]
+        lines = [f"{job.title}: {job.state}" for job in stages]
         self.view.update(self.new_text("\n".join([*lines, total])), refresh=True)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TypeVar
 
 from dj2mgm.errors import shorten_words
+from dj2mgm.torch_environment import is_first_here
 
 NOTE, WARNING, PROGRESS = "note: ", "warning: ", "progress: "
 INTERVAL_S = 10.0
@@ -34,6 +35,12 @@ def report_progress(what: str, done: int, total: int, detail: str, seconds_left:
     """
     time_left = f"{_format_time_left(seconds_left)} left, " if done < total else ""
     _print(f"{PROGRESS}{time_left}{done} of {total} {what}, {detail}")
+
+
+def report_activity(activity: str) -> None:
+    """Print a line such as `progress: compiling cpu_adam …`, once on a node; the console adds its seconds."""
+    if is_first_here():
+        _print(f"{PROGRESS}{activity} …")
 
 
 class Progress:

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from torch.utils.cpp_extension import get_cxx_compiler
 from transformers import TrainingArguments
 
-from dj2mgm.cli.messages import note
+from dj2mgm.cli.messages import note, report_activity
 from dj2mgm.torch_environment import is_first_here, locate_extensions
 from dj2mgm.training.build_locks import guard_wait_for_locks
 from dj2mgm.training.deepspeed_config import complete_deepspeed_config
@@ -104,11 +104,13 @@ def use_available_extensions(config: dict) -> dict:
 def _find_failure(builder: OpBuilder) -> str | None:
     """Load an extension, and return the reason in one line if that fails."""
     folder = locate_extensions() / builder.name
-    if not (folder / f"{builder.name}.so").exists() and is_first_here():
-        if (folder / "lock").exists():
-            note(f"waiting for another process, which compiles DeepSpeed's {builder.name}")
-        else:
-            note(f"compiling DeepSpeed's {builder.name} for this environment and processor: once, a minute or two")
+    if not (folder / f"{builder.name}.so").exists():
+        is_locked = (folder / "lock").exists()
+        report_activity(
+            f"waiting for another process to compile {builder.name}"
+            if is_locked
+            else f"compiling {builder.name} (once, a minute or two)"
+        )
     try:
         with guard_wait_for_locks():
             builder.load(verbose=False)

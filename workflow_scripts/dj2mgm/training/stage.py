@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
-from dj2mgm.cli.messages import note
+from dj2mgm.cli.messages import note, report_activity
 from dj2mgm.compute import set_seed, use_cpu_threads, use_own_gpu
 from dj2mgm.errors import InputError
 from dj2mgm.models.generators import load_family
@@ -165,11 +165,14 @@ class StageRun:
         if is_first_process():
             self.print_notes(data, reason, attention_note)
             self.prepare_checkpoints(plan, checkpoint)
+        report_activity("loading the model")
         model = self.load_model(settings, data.family, attention)  # computes the loss in its head (models/loss.py)
         trainer = self.build_trainer(settings, data, model, arguments, fingerprint)
         if is_first_process():
             self.add_trackers(trainer, resumed=checkpoint is not None)
         memory.phase = "training"
+        compiles = settings.compile and torch.cuda.is_available()
+        report_activity("compiling layers for the first step" if compiles else "first step")
         self.train(trainer, checkpoint, settings)
         memory.phase = "saving"
         self.save_checked(model, self.output_dir, trainer.applied_steps)
@@ -205,6 +208,7 @@ class StageRun:
         projector = self.tuning != "lora" or "projector" in self.inputs
         architecture = build_architecture(data.family, data.dataset)
         workload = build_workload(self.tuning, settings, architecture, data.dataset, projector)
+        report_activity("planning memory")
         own_memory = read_free_memory(settings.gpus, settings.nodes)
         reserve_memory_for_kernels()
         disable_cudnn_attention()
