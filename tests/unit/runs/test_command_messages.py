@@ -43,6 +43,18 @@ def test_trainings_have_their_rows_and_steps(runs):
     assert "Time: about 8 to 22 minutes on two cores for 2 experiments or seeds." in lines
 
 
+def test_seeds_of_the_default_have_a_time(runs):
+    lines = summarize_jobs(runs, JOBS, [PAGE], (), ["seeds=[0]", "experiment=dj_synth"])
+    assert "Time: about 4 to 11 minutes on two cores." in lines
+
+
+def test_plan_predicts_the_time_of_a_real_model_without_a_gpu(runs):
+    runs, run = Runs({"model": "qwen3-vl-2b"}), "shapes/qwen3-vl-2b/baseline"
+    job = PlannedJob((f"results/{run}/finetune/metrics.json",), "finetune", True, run)
+    text = " ".join(line.strip() for line in summarize_jobs(runs, [job], [PAGE], (), ["model=qwen3-vl-2b"]))
+    assert "`snakemake plan --config model=qwen3-vl-2b gpu=rtx-4090` predicts it for that card." in text
+
+
 def test_models_to_fetch_are_named_in_whole_lines(runs):
     lines = summarize_jobs(
         runs, JOBS, [PAGE], ["model mgm-2b: it is not here. `snakemake fetch` downloads 8.1 GB: " * 3]
@@ -109,6 +121,7 @@ def test_times_are_those_of_the_same_rules(runs):
 def test_many_trainings_are_counted(runs):
     jobs = [plan_job("finetune", "finetune")] * 20
     assert "  … and 14 more trainings" in summarize_jobs(runs, jobs, [replace(PAGE, files=("results/x.html",) * 9)])
+    assert "  … and 1 more training" in summarize_jobs(runs, jobs[:7], [PAGE])
 
 
 def test_a_recognized_dataset_is_described_until_it_is_made(tmp_path, runs):

@@ -293,7 +293,7 @@ def summarize_jobs(
     planned_folders = {Path(file).parent for job in stages for file in job.files}
     lines += [f"  {_describe_training(runs, *training, planned_folders)}" for training in trainings[:MAX_TRAININGS]]
     if len(trainings) > MAX_TRAININGS:
-        lines.append(f"  … and {len(trainings) - MAX_TRAININGS} more trainings")
+        lines.append(f"  … and {pluralize(len(trainings) - MAX_TRAININGS, 'more training')}")
     lines += _wrap(f"Time: {_estimate_time(runs, stages, config_arguments)}.")
     return [*lines, *list_results(targets), hint]
 
@@ -326,13 +326,18 @@ def _estimate_time(runs: Runs, stages: list[PlannedJob], config_arguments: Itera
     measured_times = [median(seconds[job.rule]) for job in stages if job.rule in seconds]
     trainings = [job for job in stages if job.rule.startswith(TRAINING_STAGES)]
     if any(job.rule not in seconds for job in trainings):
-        if runs.shared.gpu or has_gpu():
-            return f"trainings have not run here yet; `{build_command('plan', config_arguments)}` predicts it"
-        if models == {"/".join(EMBEDDED_DEFAULTS.values())} and not config_arguments:
+        keys = {argument.split("=")[0] for argument in config_arguments}
+        knows_gpu = runs.shared.gpu or has_gpu()
+        is_default = models == {"/".join(EMBEDDED_DEFAULTS.values())} and keys <= {*TARGETS_BY_KEY, "seeds"}
+        if is_default and not knows_gpu:
             count = len({job.run for job in trainings})
             runs_note = f" for {count} experiments or seeds" if count > 1 else ""
             return f"about {4 * count} to {11 * count} minutes on two cores{runs_note}"
-        return "trainings have not run here yet; the first steps of each tell its time"
+        if not knows_gpu and all(runs.by_folder(job.run).config.model.trained_by_workflow for job in trainings):
+            return "trainings have not run here yet; the first steps of each tell its time"
+        card = [] if knows_gpu else ["gpu=rtx-4090"]
+        plan = build_command("plan", [*config_arguments, *card])
+        return f"trainings have not run here yet; `{plan}` predicts it{' for that card' if card else ''}"
     if not measured_times:
         return "these stages have not run here yet"
     total = format_duration(sum(measured_times))
