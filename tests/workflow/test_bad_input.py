@@ -37,6 +37,14 @@ def read(folder):
     return [json.loads(line) for line in (folder / "captions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.parametrize("words", [("dataset", "=", "x"), ("dataset=x", "check"), ("finetune.learning_rate=1",)])
+def test_words_after_config_that_are_not_keys_are_named_in_one_sentence(fresh, words):
+    """Snakemake itself would print a traceback."""
+    printed = fresh.run("--dry-run", ok=False, config=words)
+    [word] = [word for word in words if word not in ("=", "x", "dataset=x")]
+    assert f"Error: --config: expected key=value, found {word}. " in printed and "Traceback" not in printed
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
