@@ -275,6 +275,14 @@ def test_missing_images_are_counted_and_the_first_is_named(tmp_path):
     assert str(tmp_path) in str(error.value)
 
 
+def test_heif_under_another_name_is_to_be_converted(tmp_path):
+    settings = pairs_with_images(tmp_path, 12, set())
+    for image in tmp_path.rglob("*.png"):
+        image.write_bytes(b"\0\0\0\x18ftypheic")
+    with pytest.raises(InputError, match=r"only 0 of 12 images can be read .*; convert the photos to JPEG"):
+        write_files(settings, tmp_path / "out")
+
+
 def test_a_caption_with_a_control_character_is_no_reference(tmp_path):
     for number in range(4):
         save_image(tmp_path / f"{number}.png", (number, 0, 0))

@@ -17,11 +17,19 @@ from pathlib import Path
 
 from dj2mgm.control_tokens import find_control_character
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
-from dj2mgm.data.images import BadImageError, HeldOutImages, UnreadableImages, join_image_path, load_image, locate_image
+from dj2mgm.data.images import (
+    BadImageError,
+    HeldOutImages,
+    UnreadableImages,
+    is_heif,
+    join_image_path,
+    load_image,
+    locate_image,
+)
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT, FilesDataset, MergedSplit, PretrainSplit
 from dj2mgm.storage.files import write_json_list, write_jsonl
-from dj2mgm.storage.image_files import advise_unpacking_images, compute_image_digest
+from dj2mgm.storage.image_files import CONVERT_RENAMED_HEIF, advise_unpacking_images, compute_image_digest
 from dj2mgm.storage.streaming import DiskMap
 
 HELD_OUT_FRACTION = 0.1
@@ -123,7 +131,9 @@ def _select_split(pairs: PretrainSplit, share: float) -> tuple[list[dict], HeldO
     if len(evaluation) < MIN_HELD_OUT:
         if unreadable.reasons:
             remedy = advise_unpacking_images(Path(unreadable.first)) or (
-                "correct the paths, or their base folder `images` or column in `columns` of the dataset's file in "
+                CONVERT_RENAMED_HEIF
+                if is_heif(unreadable.first)
+                else "correct the paths, or their base folder `images` or column in `columns` of the dataset's file in "
                 "config/datasets/, whose lines a dry run (-n) prints"
             )
             raise InputError(

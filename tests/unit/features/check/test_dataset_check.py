@@ -276,7 +276,8 @@ def test_photos_in_other_formats_are_a_problem(check, tmp_path):
     for number in range(3):
         (tmp_path / f"photos/{number}.HEIC").write_bytes(b"x")
         (tmp_path / f"photos/{number}.txt").write_text("a blue square")
-    assert "3 photos cannot be read (.heic); convert" in check("photos").problem
+    problem = check("photos").problem
+    assert "3 photos cannot be read (.heic); convert" in problem and "*.[hH][eE][iI][cC]`" in problem
 
 
 @pytest.mark.parametrize("brand", ["heic", "avif"])
@@ -288,7 +289,7 @@ def test_renamed_heif_is_converted_and_not_restored(check, tmp_path, brand):
     (tmp_path / "photos/001.png").write_bytes(b"damaged, too")
     problem = check("photos").problem
     assert re.search(r"the first image is 0(0[2-9]|1[01])\.png", problem), "one of the named format"
-    assert "in the format HEIF or AVIF" in problem and "Convert the photos to JPEG" in problem
+    assert "in the format HEIF or AVIF" in problem and "convert the photos to JPEG" in problem
     assert "Restore" not in problem and "right value" not in problem
 
 

@@ -478,9 +478,10 @@ def _find_unreadable(settings: CheckSettings, summary: dict, pairs: SplitCheck) 
     if counts.total() <= MAX_BAD_SHARE * (pairs.rows + counts.total()):
         return ""
     [(kind, _)] = counts.most_common(1)
+    pattern = "".join(f"[{letter}{letter.upper()}]" for letter in kind[1:])
     return (
         f"{settings.dataset}: {pluralize(counts.total(), 'photo')} cannot be read ({', '.join(counts)}); "
-        f"{CONVERT_HEIF}, for example with ImageMagick: `mogrify -format jpg *{kind}`"
+        f"{CONVERT_HEIF}, for example with ImageMagick: `mogrify -format jpg *.{pattern}`"
     )
 
 
@@ -490,10 +491,10 @@ def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_Ro
     if bad_images > MAX_BAD_SHARE * pairs.written:
         counts = ", ".join(f"{part.count} {part.reason}" for part in pairs.bad_images)
         is_heif_problem = pairs.bad_images[0].reason == HEIF_PROBLEM  # the most frequent one
-        remedy = CONVERT_RENAMED_HEIF if is_heif_problem else _advise(settings, dataset, "images")
+        remedy = f"; {CONVERT_RENAMED_HEIF}" if is_heif_problem else f". {_advise(settings, dataset, 'images')}"
         return (
             f"{settings.dataset}: {bad_images} of {pairs.rows} rows cannot be used ({counts}); the first image is "
-            f"{pairs.bad_images[0].examples[0]}. {remedy}"
+            f"{pairs.bad_images[0].examples[0]}{remedy}"
         )
     if empty > MAX_BAD_SHARE * pairs.written:
         return (
