@@ -139,6 +139,13 @@ def test_a_loss_of_many_rows_or_of_one_script_is_noted(tmp_path, capsys, english
     assert lines == [] if loss is None else len(lines) == 1 and f"words_num_filter {loss}" in lines[0]
 
 
+@pytest.mark.parametrize("limits", [{"keep_fraction": 0.5}, {"keep_rows": 4}])
+def test_a_requested_loss_is_not_noted(tmp_path, capsys, limits):
+    captions = [f"a dog runs beside {word}" for word in "abcdefghi"]
+    assert len(run_on_captions(tmp_path, captions, [{"length_balance_filter": {"bucket_words": 5} | limits}])) == 4
+    assert "note: " not in capsys.readouterr().err
+
+
 SETTINGS = {"processes": 1, "recipe": {"process": [{"text_length_filter": {}}]}}
 
 

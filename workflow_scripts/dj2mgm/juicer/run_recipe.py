@@ -90,16 +90,21 @@ def run_recipe(settings: RecipeSettings, data: Path, output_dir: Path, rows_file
             input={"path": str(data), "sha256": compute_sha256(data)},
             rows=settings.rows if settings.rows == INSTRUCTIONS else None,
         )
-        for sentence in describe_losses(recipe_engine.summaries, recipe_engine.folders[0], output_dir / TRACE):
+        for sentence in describe_losses(steps, recipe_engine.summaries, recipe_engine.folders[0], output_dir / TRACE):
             note(sentence)
     write_json(output_dir / SUMMARY, summary.as_dict())
     return summary
 
 
-def describe_losses(operators: Sequence[OperatorSummary], rows: Path, trace: Path) -> Iterator[str]:
+def describe_losses(
+    recipe: Sequence[RecipeStep], operators: Sequence[OperatorSummary], rows: Path, trace: Path
+) -> Iterator[str]:
     """Yield a sentence for each operator that has dropped many rows, or most rows whose text is in one script.
 
+    Rows that the recipe requests to drop by their share or number, such as `keep_fraction`, do not count.
+
     Args:
+        recipe: steps of the recipe, in the order of `operators`.
         operators: summaries of the operators.
         rows: folder of the partitions of the input.
         trace: file of the dropped rows.
@@ -112,20 +117,29 @@ def describe_losses(operators: Sequence[OperatorSummary], rows: Path, trace: Pat
     remaining: Counter[str] = Counter()
     for (_, script), count in dropped.items():
         remaining[script] += count
-    for operator in operators:
+    for step, operator in zip(recipe, operators, strict=True):
+        kept = _find_requested_share(step.arguments, operator.rows_in)
+        many, much = (1 - kept * (1 - share) for share in (MANY_ROWS, MUCH_OF_A_SCRIPT))
         lost = {script: dropped[operator.step, script] for script in remaining if dropped[operator.step, script]}
         most = [
             f"{count} of {remaining[script]} in {script}"
             for script, count in lost.items()
-            if script != "no letters" and remaining[script] >= FEW_ROWS and count > MUCH_OF_A_SCRIPT * remaining[script]
+            if script != "no letters" and remaining[script] >= FEW_ROWS and count > much * remaining[script]
         ]
-        if most or operator.dropped > MANY_ROWS * operator.rows_in:
+        if most or operator.dropped > many * operator.rows_in:
             scripts = f" ({', '.join(most)})" if most and len(remaining) > 1 else ""
             yield (
                 f"{operator.operator} drops {operator.dropped} of {operator.rows_in} rows{scripts}. {TRACE} lists "
                 "them; if they are good, change its limits in the recipe"
             )
         remaining -= Counter(lost)
+
+
+def _find_requested_share(arguments: dict, rows: int) -> float:
+    """Return the share of the rows that an operator is to keep; 1 if its arguments request none."""
+    number, low, high = (arguments.get(name) for name in ("keep_rows", "lower_quantile", "upper_quantile"))
+    share = arguments.get("keep_fraction") or min(1.0, (number or rows) / max(1, rows))
+    return min(share, (1.0 if high is None else high) - (low or 0.0))
 
 
 def compute_recipe_fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, data: Path) -> str:

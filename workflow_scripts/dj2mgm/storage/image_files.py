@@ -23,9 +23,7 @@ IMAGE_SUFFIXES = (
 )
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # photos of phones
 CONVERT_HEIF = "convert .heic and .heif to JPEG, because Pillow cannot read them"
-CONVERT_RENAMED_HEIF = (
-    "convert the photos to JPEG with a program that reads HEIF; another file name is not enough"
-)
+CONVERT_RENAMED_HEIF = "convert the photos to JPEG with a program that reads HEIF; another file name is not enough"
 SHRINK_IMAGES = "`mogrify -resize '1024x1024>' <images>`"
 IMAGE_FOLDERS_FILE = "sources.json"  # folders by source, instead of one image folder
 
