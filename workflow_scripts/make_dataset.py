@@ -22,6 +22,8 @@ from dj2mgm.settings.dataset_files import (
 )
 from dj2mgm.storage.files import discard_files, write_json
 
+ROWS = {"pretrain": "pairs", "finetune": "instructions"}  # by split
+
 
 @command_line
 def main() -> None:
@@ -45,8 +47,8 @@ def main() -> None:
         copies = summary["left_out_copies"].get(split, 0)
         copies_note = f" ({copies} of them under another name)" if copies else ""
         note(
-            f"{count} of {count + summary[split]} rows of {split} are not trained on, because their images are held "
-            f"out for evaluation{copies_note}"
+            f"{count} of {count + summary[split]} {ROWS[split]} are kept out of the training{copies_note}, because the "
+            "model is scored on their images (evaluation.jsonl)"
         )
     write_json(args.output_dir / "summary.json", summary)
 

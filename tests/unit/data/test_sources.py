@@ -567,6 +567,12 @@ def test_rows_of_all_concatenated_archives_are_read(make, tmp_path):
         make(base=base(tmp_path), one=shards(shard))
 
 
+def test_pairs_of_held_out_images_are_noted(make, tmp_path, capsys):
+    output = make(base=base(tmp_path))
+    done = run_main(make_dataset, "--config", f"{output}/config.yaml", "--output-dir", str(output), capture=capsys)
+    assert " pairs are kept out of the training, because the model is scored on their images" in done.stderr
+
+
 def test_unread_files_of_a_source_are_counted(make, tmp_path, capsys):
     photos = folder(tmp_path / "data/photos")
     (photos / "deep").mkdir()
