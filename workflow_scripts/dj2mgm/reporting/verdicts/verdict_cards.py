@@ -44,7 +44,9 @@ from dj2mgm.verdict_kinds import VerdictKind
 CAPTION_SCORES = ("attribute_accuracy", "clip_score", "ref_clip_score")
 # after scores that fell, although the verdict is better
 LOSS_ADVICE = "First decide whether the scores that fell matter for your use of the model."
-CAPTION_LOSS_ADVICE = "If you need captions, add rows to the instructions whose question asks for a caption."
+CAPTION_LOSS_ADVICE = (
+    "This matters only if you need captions; then add rows to the instructions whose question asks for one."
+)
 LONGER_TRAINING_FACTOR = 3  # after a training that taught nothing, advise this multiple of its steps or of MIN_STEPS
 
 
@@ -144,9 +146,9 @@ def write_verdict_cards(
         if not target and verdict.kind != VerdictKind.NONE:
             control = _build_control_command(comparison, experiments)
         if fallen:
-            label = f"{label}, {'some scores got worse' if later_experiments else 'captions worse than after stage 1'}"
-            tone = VerdictKind.UNDECIDED.tone
+            label = f"{label}, {'some scores got worse' if later_experiments else 'but captions fell: see below'}"
             if later_experiments:
+                tone = VerdictKind.UNDECIDED.tone
                 step = f"{LOSS_ADVICE} {step}".strip()
         confidence = "" if withheld else _describe_confidence(verdict, seeds, bool(later_experiments))
         cards.append(
@@ -183,7 +185,7 @@ def _describe_lost_captions(experiment: ExperimentResults) -> str:
     if not lost:
         return ""
     return (
-        f"Fine-tuning made captions worse than they were after stage 1: {join_words(lost)} (95 % intervals exclude 0). "
+        f"Captions fell after stage 1, which trains only captions: {join_words(lost)} (95 % intervals exclude 0). "
         f"{CAPTION_LOSS_ADVICE}"
     )
 
