@@ -19,13 +19,13 @@ with project_imports():
     from dj2mgm.dataset_resolution.experiment_dataset import (
         DOWNLOADS_FOLDER,
         HubData,
-        find_hub_benchmark,
         find_hub_dataset,
     )
     from dj2mgm.errors import InputError
     from dj2mgm.features.fetch.known_data import (
         WRITERS,
         convert_data,
+        find_hub_benchmark,
         list_fetched_files,
         list_patterns,
         look_up_data,

@@ -1,4 +1,4 @@
-"""Words, length and script of texts in any language, and held-out questions that no training row may ask.
+"""Words, length and script of texts in any language, and texts that are compared.
 
 Of scripts without spaces, two Chinese or Japanese characters count as one word, and so do four letters of Thai, Lao,
 Tibetan, Burmese and Khmer, which is about the length of their words. A wide character (Chinese, Japanese, Korean)
@@ -8,7 +8,6 @@ counts as two characters, as in a terminal.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
 from itertools import takewhile
 
 WIDE_PATTERN = re.compile(r"[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\uff01-\uff60\U00020000-\U0003ffff]")
@@ -68,27 +67,3 @@ def normalize_lines(text: str) -> list[str]:
     A line of a question may be an instruction, such as "Answer with one word.".
     """
     return list(dict.fromkeys(map(normalize_words, (text, *text.splitlines()))))
-
-
-class EvaluationQuestions:
-    """Questions of an evaluation file with their answers; general questions are left out.
-
-    A question is general if it has fewer than `MIN_WORDS` words, or if the file asks it about several images.
-    """
-
-    def __init__(self, rows: Iterable[dict] = ()):
-        """Read the rows of `read_evaluation`."""
-        images: dict[str, set[str]] = {}
-        self._pairs: set[tuple[str, str]] = set()
-        for row in rows:
-            for item in row["questions"]:
-                question, answer = normalize_words(item["question"]), normalize_words(item["answer"])
-                if len(question.split()) >= MIN_WORDS:
-                    images.setdefault(question, set()).add(row["image"])
-                    self._pairs |= {(question, answer)} if answer else set()
-        self._pairs = {(question, answer) for question, answer in self._pairs if len(images[question]) == 1}
-
-    def has(self, question: str, answer: str) -> bool:
-        """Return whether the file has this question, or a line of it, with this answer in any spelling."""
-        words = normalize_words(answer)
-        return any((line, words) in self._pairs for line in normalize_lines(question))

@@ -77,7 +77,7 @@ def find_hub_dataset(value: str) -> HubData | None:
     name, _, subset = value.partition("/")
     if name not in list_config_names("hub"):
         return None
-    file = _read(name)
+    file = read_hub_file(name)
     if isinstance(file, HubBenchmark):
         raise InputError(f"dataset: {name} is a benchmark; fetch it with --config 'fetch={{benchmarks: [{name}]}}'")
     if bool(subset) != (isinstance(file, HubParquet) and file.subsets):
@@ -91,20 +91,7 @@ def find_hub_dataset(value: str) -> HubData | None:
     return HubData(value, file)
 
 
-def find_hub_benchmark(name: str) -> HubData:
-    """Return a known benchmark of the hub.
-
-    Raises:
-        InputError: there is none of this name.
-    """
-    files = {file_name: _read(file_name) for file_name in list_config_names("hub")}
-    benchmarks = [file_name for file_name, file in files.items() if isinstance(file, HubBenchmark)]
-    if name not in benchmarks:
-        raise InputError(f"fetch.benchmarks: {name} is unknown; {suggest_name(name, benchmarks)}")
-    return HubData(name, files[name])
-
-
-def _read(name: str) -> HubBenchmark | HubParquet | HubArchive:
+def read_hub_file(name: str) -> HubBenchmark | HubParquet | HubArchive:
     path = locate_config_file("hub", f"{name}.yaml")
     kind = detect_hub_file_kind(read_config(path))
     return validate_settings(kind, read_config(path, build_schema(kind)), str(path))

@@ -17,16 +17,9 @@ from functools import partial
 from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_token, hf_hub_url, logging, set_client_factory
+from huggingface_hub import HfApi, constants, get_token, logging, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-from huggingface_hub.hf_api import RepoSibling
-from huggingface_hub.utils import (
-    build_hf_headers,
-    get_session,
-    hf_raise_for_status,
-    http_stream_backoff,
-    parse_ratelimit_headers,
-)
+from huggingface_hub.utils import get_session, parse_ratelimit_headers
 from huggingface_hub.utils._http import hf_request_event_hook
 
 from dj2mgm.cli.command_line import REMEDIES, escape_control
@@ -54,8 +47,6 @@ BODY_FACTOR = 2  # factor on the library's time limit for an answer's body, in a
 MAX_ANSWER_BYTES = 2**27  # bytes of an answer that is not a file; about 400 000 files of a repository
 MAX_REFUSAL_BYTES = 2**20  # bytes of a redirect or an error; a client keeps all redirects of an answer
 MAX_REDIRECTS = 5
-ATTEMPTS = 5  # attempts in a row at a file that bring little
-MIN_ATTEMPT_BYTES = 2**20  # bytes of an attempt that brings enough
 MIN_BYTES_PER_S = 2**12  # rate of the slowest accepted body
 BUSY_STATUS_CODES = (408, 429, 500, 502, 503, 504)  # answers after which a file is requested again
 PATH_REMEDIES = REMEDIES | dict.fromkeys(
@@ -252,63 +243,6 @@ def _check_pause(response: httpx2.Response) -> None:
         raise InputError(f"the hub requests a pause of {pause_s:.0f} s; run the same command again after it")
     if pause_s >= MIN_SHOWN_PAUSE_S:
         note(f"the hub requests a pause of {pause_s:.0f} s")
-
-
-@dataclass(frozen=True)
-class RepositoryFile:
-    """A file on the hub.
-
-    Attributes:
-        hub_id: id of the repository.
-        kind: `model` or `dataset`.
-        revision: commit.
-        file: path and size, which the description of the repository states.
-    """
-
-    hub_id: str
-    kind: str
-    revision: str
-    file: RepoSibling
-
-    def read(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes of a range, which ends with the file. A broken connection is continued.
-
-        Raises:
-            ValueError: the server sends more bytes than requested, too slowly, or other bytes.
-        """
-        end = self.file.size if end is None else min(end, self.file.size)
-        failed = 0
-        while start < end:
-            begin = start
-            try:
-                for part in self._read_once(start, end):
-                    yield part
-                    start += len(part)
-            except httpx2.TransportError:
-                failed = failed + 1 if start - begin < MIN_ATTEMPT_BYTES else 1
-                if failed == ATTEMPTS:
-                    raise
-            else:
-                if start < end:
-                    raise ValueError(f"{self.file.rfilename} is cut off")
-
-    def _read_once(self, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes of one answer to a request for a range."""
-        url = hf_hub_url(self.hub_id, self.file.rfilename, repo_type=self.kind, revision=self.revision)
-        headers = build_hf_headers(token=get_token()) | {"Range": f"bytes={start}-{end - 1}"}
-        with http_stream_backoff(
-            "GET",
-            url,
-            headers=headers,
-            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            retry_on_exceptions=(),
-            retry_on_status_codes=BUSY_STATUS_CODES,
-            extensions={MAX_BYTES: end - start},
-        ) as answer:
-            hf_raise_for_status(answer)
-            if start and answer.status_code != 206:
-                raise ValueError(f"the server does not send parts of {self.file.rfilename}")
-            yield from answer.iter_raw()
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from PIL import Image
 
 from dj2mgm.data.sources.parquet import read_parquet
 from dj2mgm.data.sources.source import Source, read_llava_files
-from dj2mgm.dataset_resolution.experiment_dataset import find_hub_benchmark, find_hub_dataset, resolve_dataset
+from dj2mgm.dataset_resolution.experiment_dataset import find_hub_dataset, resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.features.challenge.benchmarks import load_benchmark, read_questions
-from dj2mgm.features.fetch.known_data import _read_entry, _write_parquet
+from dj2mgm.features.fetch.known_data import _read_entry, _write_parquet, find_hub_benchmark
 from dj2mgm.settings.config_files import list_config_names
 from hub_scripts import run_fetch
 from hub_server import HubServer, Repository

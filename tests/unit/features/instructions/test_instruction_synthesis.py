@@ -27,7 +27,7 @@ from dj2mgm.features.instructions.operators.instruction_synthesis_mapper import 
     build_prompt,
     parse_instructions,
 )
-from dj2mgm.features.instructions.question_pool import QuestionPool
+from dj2mgm.features.instructions.question_pool import EvaluationQuestions, QuestionPool
 from dj2mgm.juicer.operators.captioners import WRONG_SCHEMA, find_text_problem
 from dj2mgm.juicer.operators.declarations import draw
 from dj2mgm.juicer.patched_data_juicer import load_ops
@@ -389,3 +389,13 @@ def test_questions_of_the_dataset_need_the_runs_own_model():
         load_ops([{NAME: {"captioner": captioner, "questions": "dataset"}}])
     with pytest.raises(ValueError, match="captioner must be one operator"):
         load_ops([{NAME: {"captioner": captioner | {"other": None}}}])
+
+
+def test_held_out_questions_are_recognized_with_their_answer():
+    long = "What is the name of the station on the blue sign?"
+    rows = [{"image": "a.png", "questions": [{"question": long, "answer": answer} for answer in ("Union.", "?")]}]
+    questions = EvaluationQuestions(rows)
+    assert questions.has(f" {long.upper()} ", "union") and not questions.has(long, "central")
+    assert questions.has(f"{long}\nAnswer in one word.", "union")
+    assert not questions.has(long, "!"), "an answer without a word is none"
+    assert not EvaluationQuestions([*rows, rows[0] | {"image": "b.png"}]).has(long, "union")

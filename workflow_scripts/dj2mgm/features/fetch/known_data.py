@@ -26,10 +26,11 @@ from huggingface_hub.hf_api import RepoSibling
 
 from dj2mgm.data.formats import read_llava
 from dj2mgm.data.images import BadImageError, detect_suffix
-from dj2mgm.dataset_resolution.experiment_dataset import FETCH_RECORD, HubData
+from dj2mgm.dataset_resolution.experiment_dataset import FETCH_RECORD, HubData, read_hub_file
 from dj2mgm.errors import InputError, pluralize
-from dj2mgm.features.fetch.repositories import CONNECTIONS, HubSource, Repository, check_space, look_up
-from dj2mgm.servers.hub import RepositoryFile, hub_errors
+from dj2mgm.features.fetch.repositories import CONNECTIONS, HubSource, Repository, RepositoryFile, check_space, look_up
+from dj2mgm.servers.hub import hub_errors
+from dj2mgm.settings.config_files import list_config_names, suggest_name
 from dj2mgm.settings.dataset_files import HubArchive, HubBenchmark
 from dj2mgm.settings.string_formats import has_format
 from dj2mgm.storage.files import read_json, replace_file, write_bytes, write_json, write_json_list, write_jsonl
@@ -167,6 +168,19 @@ class KnownDownload:
             f"{self.repository.describe()}, and the images of {pluralize(number, 'row')} from {self.archive.rfilename} "
             f"({self.archive.size / 1e9:.1f} GB as a whole) to {self.data.folder}"
         )
+
+
+def find_hub_benchmark(name: str) -> HubData:
+    """Return a known benchmark of the hub.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    files = {file_name: read_hub_file(file_name) for file_name in list_config_names("hub")}
+    benchmarks = [file_name for file_name, file in files.items() if isinstance(file, HubBenchmark)]
+    if name not in benchmarks:
+        raise InputError(f"fetch.benchmarks: {name} is unknown; {suggest_name(name, benchmarks)}")
+    return HubData(name, files[name])
 
 
 def needs_download(data: HubData, rows: int | None) -> bool:

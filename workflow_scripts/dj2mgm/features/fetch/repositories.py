@@ -9,15 +9,17 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from huggingface_hub import constants
+import httpx2
+from huggingface_hub import constants, get_token, hf_hub_url
 from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
 from dj2mgm.cli.messages import Progress
 from dj2mgm.dataset_resolution.experiment_dataset import find_hub_dataset
@@ -25,9 +27,10 @@ from dj2mgm.errors import InputError, pluralize
 from dj2mgm.model_files.missing_models import ModelDownload, is_complete
 from dj2mgm.model_files.model_folders import COMMIT, MODEL_SUFFIXES, find_cached_snapshot, is_folder_path
 from dj2mgm.servers.hub import (
+    BUSY_STATUS_CODES,
+    MAX_BYTES,
     MAX_MESSAGE_LENGTH,
     SHOWN_CHARACTERS,
-    RepositoryFile,
     Request,
     clean,
     hub_errors,
@@ -52,6 +55,65 @@ DISK_RESERVE_BYTES = 2**30  # bytes that stay free on the disk
 SHA256 = re.compile("[0-9a-f]{64}")
 MAX_FILE_BYTES = 2**50
 CONNECTIONS = 8
+ATTEMPTS = 5  # attempts in a row at a file that bring little
+MIN_ATTEMPT_BYTES = 2**20  # bytes of an attempt that brings enough
+
+
+@dataclass(frozen=True)
+class RepositoryFile:
+    """A file on the hub.
+
+    Attributes:
+        hub_id: id of the repository.
+        kind: `model` or `dataset`.
+        revision: commit.
+        file: path and size, which the description of the repository states.
+    """
+
+    hub_id: str
+    kind: str
+    revision: str
+    file: RepoSibling
+
+    def read(self, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes of a range, which ends with the file. A broken connection is continued.
+
+        Raises:
+            ValueError: the server sends more bytes than requested, too slowly, or other bytes.
+        """
+        end = self.file.size if end is None else min(end, self.file.size)
+        failed = 0
+        while start < end:
+            begin = start
+            try:
+                for part in self._read_once(start, end):
+                    yield part
+                    start += len(part)
+            except httpx2.TransportError:
+                failed = failed + 1 if start - begin < MIN_ATTEMPT_BYTES else 1
+                if failed == ATTEMPTS:
+                    raise
+            else:
+                if start < end:
+                    raise ValueError(f"{self.file.rfilename} is cut off")
+
+    def _read_once(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes of one answer to a request for a range."""
+        url = hf_hub_url(self.hub_id, self.file.rfilename, repo_type=self.kind, revision=self.revision)
+        headers = build_hf_headers(token=get_token()) | {"Range": f"bytes={start}-{end - 1}"}
+        with http_stream_backoff(
+            "GET",
+            url,
+            headers=headers,
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+            retry_on_exceptions=(),
+            retry_on_status_codes=BUSY_STATUS_CODES,
+            extensions={MAX_BYTES: end - start},
+        ) as answer:
+            hf_raise_for_status(answer)
+            if start and answer.status_code != 206:
+                raise ValueError(f"the server does not send parts of {self.file.rfilename}")
+            yield from answer.iter_raw()
 
 
 @dataclass(frozen=True)

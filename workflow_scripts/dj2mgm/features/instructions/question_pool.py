@@ -1,4 +1,4 @@
-"""Questions of a dataset, as questions about other images whose caption names the same things.
+"""Questions of a dataset, as questions about other images whose caption names the same things, and held-out questions.
 
 Questions with the same first two words have a common form. Words that most questions of a form have (what, color, is,
 the) are its frame. The other words, such as "red circle", are the subject, and a question fits a caption that contains
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import groupby
 
-from dj2mgm.data.texts import normalize_words
+from dj2mgm.data.texts import MIN_WORDS, normalize_lines, normalize_words
 
 YES, NO = "yes", "no"
 NUMBERS = {*"zero one two three four five six seven eight nine ten none".split(), *map(str, range(101))}
@@ -133,3 +133,27 @@ class QuestionPool:
 def _pick(questions: list[str], share: float) -> str:
     """Return one of the questions, by a number in (0, 1]."""
     return questions[min(int(share * len(questions)), len(questions) - 1)]
+
+
+class EvaluationQuestions:
+    """Questions of an evaluation file with their answers; general questions are left out.
+
+    A question is general if it has fewer than `MIN_WORDS` words, or if the file asks it about several images.
+    """
+
+    def __init__(self, rows: Iterable[dict] = ()):
+        """Read the rows of `read_evaluation`."""
+        images: dict[str, set[str]] = {}
+        self._pairs: set[tuple[str, str]] = set()
+        for row in rows:
+            for item in row["questions"]:
+                question, answer = normalize_words(item["question"]), normalize_words(item["answer"])
+                if len(question.split()) >= MIN_WORDS:
+                    images.setdefault(question, set()).add(row["image"])
+                    self._pairs |= {(question, answer)} if answer else set()
+        self._pairs = {(question, answer) for question, answer in self._pairs if len(images[question]) == 1}
+
+    def has(self, question: str, answer: str) -> bool:
+        """Return whether the file has this question, or a line of it, with this answer in any spelling."""
+        words = normalize_words(answer)
+        return any((line, words) in self._pairs for line in normalize_lines(question))

@@ -26,9 +26,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.instruction_rows import is_single_question, read_question
-from dj2mgm.data.texts import EvaluationQuestions, normalize_words
+from dj2mgm.data.texts import normalize_words
 from dj2mgm.errors import InputError
-from dj2mgm.features.instructions.question_pool import NO, YES, QuestionPool
+from dj2mgm.features.instructions.question_pool import NO, YES, EvaluationQuestions, QuestionPool
 from dj2mgm.juicer.operators.captioners import (
     CONTROL_TOKEN,
     ENOUGH_TO_JUDGE,

@@ -33,13 +33,12 @@ from dj2mgm.data.near_duplicates import (
     CODE_BYTES,
     MAX_BITS,
     MAX_LEVELS,
-    FindNear,
     compute_distances,
     compute_signature,
-    find_near_duplicates,
     find_near_pairs,
 )
 from dj2mgm.errors import InputError
+from dj2mgm.features.selection.duplicate_clusters import FindNear, find_near_duplicates
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import CLIP_DESCRIPTION, DEFAULT_CLIP, load_clip
 from dj2mgm.juicer.operators.declarations import DecidesLast, Decision, Rows, argument
 
