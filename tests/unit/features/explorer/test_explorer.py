@@ -20,7 +20,7 @@ from PIL import ExifTags, Image
 import explore
 from dj2mgm.errors import InputError
 from dj2mgm.features.explorer import explorer_page
-from dj2mgm.features.explorer.explorer_page import write_explorers
+from dj2mgm.features.explorer.explorer_page import build_served_page, write_explorers
 from dj2mgm.features.explorer.results import Results, read_results
 from dj2mgm.features.explorer.row_table import RowTable, TextFile, compute_limit
 from dj2mgm.features.explorer.server import Explorer, Server
@@ -182,14 +182,18 @@ def test_a_dataset_is_explored_with_and_without_analysis(tmp_path):
     run = write_run(tmp_path / "results", 300, several=False)
     dataset = run.parent / "datasets/drawn"
     write_yaml(dataset / "config.yaml", draw_dataset(0, 2, 1, 2).file_content())
-    [plain] = read_results(dataset).tables
+    read = read_results(dataset)
+    plain, held_out = read.tables
     assert (len(plain), plain.steps, plain.image_root) == (300, [], dataset)
+    evaluation = [row["id"] for row in read_jsonl(dataset / "evaluation.jsonl")]
+    assert [row["id"] for row in held_out.texts] == evaluation != [] and held_out.image_root == dataset
+    assert "<h1>drawn</h1>" in build_served_page(read), "a dataset has no origin"
     stats = [{"id": format_row_id(row), "text_len": 30 + row % 50} for row in range(300)]
     write_jsonl(dataset / "analyze/stats.jsonl", stats)
     write_json(dataset / "analyze/summary.json", {})
     recipe = {"process": [{"image_integrity_filter": None}, {"text_length_filter": {"min_len": 40, "max_len": 60}}]}
     write_yaml(dataset / "analyze/config.yaml", {"image_root": "results/datasets/drawn", "recipe": recipe})
-    [analysed] = read_results(dataset).tables
+    analysed, _ = read_results(dataset).tables
     [step] = analysed.steps
     assert (step.operator, step.dropped) == (
         "text_length_filter",

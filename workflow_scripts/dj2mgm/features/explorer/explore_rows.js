@@ -79,6 +79,7 @@ function update() {
   if (!grid) grid = draw();
   else if (rows !== before) grid.ajax.reload(null, before.length !== rows.length);
   else refresh();
+  grid.column(3).title(table.steps.length ? "outcome" : wordKeys(table).map((key) => table.columns[key].label).join(", "));
   showOrder(grid.column(4), state.order.replace(/^-/, ""));
 }
 
@@ -155,7 +156,8 @@ const imageCell = (data) => [picture(data, 0)];
 /** Return the file name of the image, and the row's id if it says more. */
 const nameCell = (data) => {
   const name = imageName(data), isSame = data.id.split("/").pop() === name.replace(/\.[^.]*$/, "");
-  return [name, ...(isSame ? [] : [element("small", {}, data.id)])];
+  const parts = name.split(/(?<=[_.-])/).flatMap((part) => [part, element("wbr", {})]);
+  return [element("div", { class: "name", title: name }, ...parts, isSame ? "" : element("small", {}, data.id))];
 };
 
 const textCell = (data) => [element("div", { class: "text" }, ...lines({ lines: data.lines.map(([label, text]) => [label.split(" ")[0] === "after" ? "after" : label, text]) }))];
@@ -167,7 +169,8 @@ function outcomeCell(data) {
   return [element("span", { class: step ? "bad" : "good" }, step ? `dropped: ${step.operator.replaceAll("_", " ")}` : "kept")];
 }
 
-const wordsOf = (data) => Object.keys(data.table.columns).filter((key) => data.table.columns[key].words).map((key) => valueOf(data, key)).join(", ");
+const wordKeys = ({ columns }) => Object.keys(columns).filter((key) => columns[key].words);
+const wordsOf = (data) => wordKeys(data.table).map((key) => valueOf(data, key)).join(", ");
 
 function valueCell(data) {
   const key = state.order.replace(/^-/, "");

@@ -3,7 +3,7 @@
 Rows have the order of the dataset's file. Numbers are in memory, eight bytes each; texts are in a temporary file.
 
 - `read_stage_table`: the pairs of a run, with the statistics and events of its data stages.
-- `read_instructions`, `read_analysis`, `read_plain_table`: other kinds of rows, with fewer columns.
+- `read_instructions`, `read_analysis`, `read_plain_table`, `read_held_out`: other kinds of rows, with fewer columns.
 """
 
 import json
@@ -147,6 +147,15 @@ def read_plain_table(data: Path, image_root: Path) -> RowTable:
     """Read the rows of a dataset without an analysis."""
     texts, sources = _write_texts(data, DiskMap())
     return RowTable("pairs", "Pairs", image_root, texts, sources)
+
+
+def read_held_out(data: Path, image_root: Path) -> RowTable:
+    """Read the held-out images of a dataset, with their reference captions."""
+    texts = TextFile()
+    for row in read_jsonl(data):
+        texts.add({"id": row["id"], "lines": [["", caption] for caption in row["captions"]], "image": row["image"]})
+    texts.finish()
+    return RowTable("held_out", "Held-out images", image_root, texts, {})
 
 
 def _index_rows(data: Path) -> tuple[DiskMap, int]:

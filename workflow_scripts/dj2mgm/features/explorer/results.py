@@ -15,6 +15,7 @@ from dj2mgm.evaluation.vqa import is_correct
 from dj2mgm.features.explorer.pairs import (
     StageFolder,
     read_analysis,
+    read_held_out,
     read_instructions,
     read_plain_table,
     read_stage_table,
@@ -116,11 +117,11 @@ FOLDER_ADVICE = "name results/<dataset>/<model>/<experiment> or results/datasets
 
 @dataclass(frozen=True)
 class Results:
-    """The tables of one folder of results, with the names of its dataset and model."""
+    """The tables of one folder of results; `origin` has the names of a run's dataset and model."""
 
     name: str
     tables: list[RowTable]
-    origin: str
+    origin: str = ""
 
 
 def read_results(folder: Path) -> Results:
@@ -136,14 +137,13 @@ def read_results(folder: Path) -> Results:
 
 def _read_dataset(folder: Path) -> Results:
     _check_file(folder / "pretrain.jsonl", "make_dataset")
-    analysis = folder / "analyze"
+    images = Dataset(folder.name, load_dataset_settings(folder / "config.yaml")).images
+    data, analysis = folder / "pretrain.jsonl", folder / "analyze"
     if (analysis / "summary.json").is_file():
-        return Results(
-            folder.name, [read_analysis(folder / "pretrain.jsonl", StageFolder("analyze", analysis))], folder.name
-        )
-    dataset = Dataset(folder.name, load_dataset_settings(folder / "config.yaml"))
-    table = read_plain_table(folder / "pretrain.jsonl", Path(dataset.images["pretrain"]))
-    return Results(folder.name, [table], folder.name)
+        pairs = read_analysis(data, StageFolder("analyze", analysis))
+    else:
+        pairs = read_plain_table(data, Path(images["pretrain"]))
+    return Results(folder.name, [pairs, read_held_out(folder / "evaluation.jsonl", Path(images["evaluation"]))])
 
 
 def _read_run_folder(folder: Path) -> Results:
