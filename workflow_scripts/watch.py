@@ -81,7 +81,7 @@ class StageState:
     """Progress of one stage of a run."""
 
     name: str
-    state: str  # done, running, stopped (no workflow runs any more), pending, or "" (shared with another run)
+    state: str  # done, running, stopped (no workflow runs any more), pending, or "" (shared, or no part of the run)
     progress: dict | None = None  # progress.json of a training stage
     memory: dict[str, str] | None = None  # last row of a training stage's memory.csv
 
@@ -96,7 +96,7 @@ def find_runs(results: Path) -> list[Path]:
 def read_stage_states(run: Path, is_running: bool) -> list[StageState]:
     """Read the states of a run's stages, in the order of data flow; `is_running`: whether a workflow runs here."""
     stages = [_read_stage(run / name, is_running) for name in STAGES]
-    begun_indices = [index for index, stage in enumerate(stages) if stage.state != "pending"]
+    begun_indices = [index for index, stage in enumerate(stages) if stage.state not in ("pending", "")]
     # a stage without files before a stage that has begun is shared with another run, or not part of this experiment
     last_begun = max(begun_indices, default=0)
     return [
@@ -111,7 +111,8 @@ def _read_stage(folder: Path, is_running: bool) -> StageState:
     if (folder / STAGES[folder.name].outputs[-1]).exists():
         return StageState(folder.name, "done")
     if not any(log.name != "config.log" for log in folder.glob("*.log")):
-        return StageState(folder.name, "pending")
+        is_part = folder.is_dir() or not STAGES[folder.name].optional  # its settings are written when a run begins
+        return StageState(folder.name, "pending" if is_part else "")
     return StageState(
         folder.name,
         "running" if is_running else "stopped",

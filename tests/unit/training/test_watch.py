@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -72,6 +73,13 @@ def test_stages_are_done_running_or_pending(project):
 def test_stages_done_by_another_run_are_not_pending(project):
     stage_states = states(project, "dj_synth/seed-1", working=True)
     assert (stage_states["filter"], stage_states["synthesize"], stage_states["jsonl"]) == ("", "done", "pending")
+
+
+def test_an_optional_stage_without_a_folder_is_no_part_of_the_run(project):
+    shutil.rmtree(project / "results/shapes/tiny/baseline/jsonl")
+    shutil.rmtree(project / "results/shapes/tiny/baseline/pretrain")
+    stage_states = states(project, "baseline", working=True)
+    assert (stage_states["synthesize"], stage_states["jsonl"], stage_states["pretrain"]) == ("", "pending", "")
 
 
 def test_a_shared_stage_is_not_pending(project):
