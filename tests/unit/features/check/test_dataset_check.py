@@ -13,7 +13,12 @@ import make_dataset
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.images import BadImageError, load_image, locate_image
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset, resolve_dataset
-from dj2mgm.features.check.check_page import iterate_sentences, list_power_sentences, write_console_text
+from dj2mgm.features.check.check_page import (
+    iterate_sentences,
+    list_power_sentences,
+    write_check_page,
+    write_console_text,
+)
 from dj2mgm.features.check.dataset_check import IMAGE_PROBLEMS, CheckSettings, DatasetCheck, LeftOut
 from dj2mgm.features.check.dataset_check import check_dataset as check_folder
 from dj2mgm.reporting.verdicts.decision_cost import TYPICAL_NOISE, Noise, compute_expected_contrast
@@ -266,6 +271,13 @@ def test_console_fits_80_columns_and_fails_with_the_problem(check, tmp_path, cap
     page = (tmp_path / folder / "check/check.html").read_text(encoding="utf-8")
     assert "&lt;b&gt;" in page and "<b>" not in page and "\u202e" not in page and "http" not in page
     assert "cannot be used" in page and "Enough for a verdict" not in page and "snakemake baseline" not in page
+
+
+def test_the_page_has_commands_without_backticks(check, tmp_path):
+    write_pairs(tmp_path / "mine", {f"{number:03d}": "a <i> caption" for number in range(30)})
+    write_check_page(replace(check("mine"), problem="run `a <b>`"), tmp_path / "check.html")
+    page = (tmp_path / "check.html").read_text(encoding="utf-8")
+    assert "<code>a &lt;b&gt;</code>" in page and "a &lt;i&gt; caption" in page and "`" not in page
 
 
 def test_photos_in_other_formats_are_a_problem(check, tmp_path):

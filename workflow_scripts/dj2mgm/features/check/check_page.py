@@ -1,9 +1,12 @@
 """Page and console text of `snakemake check`."""
 
 import math
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+
+from markupsafe import Markup, escape
 
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.errors import pluralize
@@ -32,6 +35,7 @@ def write_check_page(check: DatasetCheck, path: Path) -> None:
     templates = build_template_environment(Path(__file__).parent)
     templates.filters |= {
         "shown": escape_control,
+        "with_commands": lambda text: Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(text)))),
         "sentences": iterate_sentences,
         "power": list_power_sentences,
         "fate": describe_fate,
