@@ -25,8 +25,13 @@ with torch_imports():
     import transformers
 
     from dj2mgm.compute import use_cpu_threads
-    from dj2mgm.evaluation.caption_metrics import CaptionJudge, measure_captions, select_captioned
-    from dj2mgm.evaluation.embedder import Embedder, has_same_image_tower
+    from dj2mgm.evaluation.caption_metrics import (
+        CaptionJudge,
+        Embedder,
+        has_same_image_tower,
+        measure_captions,
+        select_captioned,
+    )
     from dj2mgm.evaluation.groups import estimate_groups, iterate_score_rows, read_paired_rows
     from dj2mgm.records import Judge
     from dj2mgm.settings.evaluation import JudgeSettings

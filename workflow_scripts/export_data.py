@@ -19,8 +19,7 @@ from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.data.formats import extract_caption
 from dj2mgm.data.images import BadImageError, locate_image
 from dj2mgm.errors import InputError, pluralize, quote_value
-from dj2mgm.features.publish.export_card import build_export_card
-from dj2mgm.features.publish.exports import TEXT_FIELDS, WRITERS, Sample
+from dj2mgm.features.publish.exports import TEXT_FIELDS, WRITERS, Sample, build_export_card
 from dj2mgm.features.publish.publish_settings import ExportSettings
 from dj2mgm.records import read_recipe_summary
 from dj2mgm.settings.validation import load_settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.errors import InputError
-from dj2mgm.features.studies.changes import nest_changes
+from dj2mgm.features.studies.axes import nest_changes
 from dj2mgm.features.studies.study_records import StudyPageSettings, list_study_names
 from dj2mgm.reporting.verdicts.verdict_sentences import build_snakemake_command
 from dj2mgm.runs.layers import locate_experiment_file, merge

@@ -13,7 +13,7 @@ import shutil
 from huggingface_hub import DatasetCard
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.features.publish.dataset_card import build_dataset_card
+from dj2mgm.features.publish.cards import build_dataset_card
 from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.features.publish.run_record import (
     RunRecord,

@@ -30,7 +30,7 @@ LIBRARY = "workflow_scripts/dj2mgm"
         pytest.param(SMALL, "max_new_tokens: 12", "max_new_tokens: 13", EVALUATE, marks=pytest.mark.slow),
         ("config/recipes/baseline.yaml", "max_ratio: 4.0", "max_ratio: 3.5", FILTER),
         (f"{LIBRARY}/training/checkpoints.py", "import shutil", "import shutil  # touched", PRETRAIN),
-        (f"{LIBRARY}/juicer/operators/image_text_deduplicator.py", '"""', '"""Touched. ', FILTER),
+        (f"{LIBRARY}/juicer/operators/image_file_operators.py", '"""', '"""Touched. ', FILTER),
     ],
     ids=["rank", "prompt", "scores", "rate", "answers", "recipe", "trainer", "operator"],
 )

@@ -5,7 +5,6 @@ from copy import deepcopy
 
 import pytest
 
-from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation
 from dj2mgm.errors import InputError
@@ -13,6 +12,7 @@ from dj2mgm.models.mgm.mgm_family import MGMEncoder
 from dj2mgm.models.mgm.processing_mgm import MGMProcessor
 from dj2mgm.models.vision_language import IGNORE_INDEX
 from dj2mgm.settings.models import check_chat_templates, list_chat_template_names, read_chat_template
+from dj2mgm.settings.string_formats import CONTROL_TOKEN_PATTERN
 from dj2mgm.storage.files import write_jsonl
 from dj2mgm.training.training_data import ConversationDataset
 from paths import PROJECT

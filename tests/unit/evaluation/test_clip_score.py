@@ -12,9 +12,13 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel, SiglipModel, SiglipProcessor
 
 import evaluate_clip
-from dj2mgm.evaluation import embedder
-from dj2mgm.evaluation.caption_metrics import compute_clip_score, compute_ref_clip_score, compute_reference_similarity
-from dj2mgm.evaluation.embedder import Embedder
+from dj2mgm.evaluation import caption_metrics
+from dj2mgm.evaluation.caption_metrics import (
+    Embedder,
+    compute_clip_score,
+    compute_ref_clip_score,
+    compute_reference_similarity,
+)
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl
 from tiny_clip import TOKEN_LIMIT, save_tiny_clip, save_tiny_siglip
 
@@ -62,7 +66,7 @@ def caption_rows(own: list[str], shuffled: list[str], model: str = "finetune") -
 
 
 def evaluate(dataset, clip, rows, monkeypatch, at_once: int = 2, **changes) -> dict:
-    monkeypatch.setattr(embedder, "INPUTS_AT_ONCE", at_once)
+    monkeypatch.setattr(caption_metrics, "INPUTS_AT_ONCE", at_once)
     write_jsonl(dataset / "captions.jsonl", rows)
     config = {"clip": str(clip), "second_judge": None, "selecting": [], "prompt": PROMPT, "image_root": str(dataset)}
     config |= {"cpu_threads": 1} | changes
@@ -285,7 +289,7 @@ def test_formulas_on_vectors_with_known_angles():
 
 
 def test_texts_keep_their_order_and_repeat(clip_folder, monkeypatch):
-    monkeypatch.setattr(embedder, "INPUTS_AT_ONCE", 2)
+    monkeypatch.setattr(caption_metrics, "INPUTS_AT_ONCE", 2)
     clip = Embedder(str(clip_folder))
     texts = ["b", "a", "b", "cc", "a"]
     features = clip.embed_texts(texts)

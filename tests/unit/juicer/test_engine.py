@@ -474,7 +474,7 @@ def test_only_changes_of_used_code_discard_stored_work(tmp_path, monkeypatch):
         "chat.py",
     )
     assert not any(map(changed, others))
-    own = ("dj2mgm/juicer/chain.py", "dj2mgm/data/images.py", "dj2mgm/juicer/operators/image_integrity_filter.py")
+    own = ("dj2mgm/juicer/chain.py", "dj2mgm/data/images.py", "dj2mgm/juicer/operators/image_file_operators.py")
     helpers = ("dj2mgm/juicer/operators/declarations.py", "dj2mgm/juicer/operators/captioners.py")
     assert all(map(changed, own + helpers))
 

@@ -28,9 +28,8 @@ from dj2mgm.models import generators, greedy_search
 from dj2mgm.models.generators import _end_with_parent, open_generators
 from dj2mgm.models.mgm import mgm_generator
 from dj2mgm.models.mgm.assemble import assemble
-from dj2mgm.models.mgm.log_likelihoods import beam_search
 from dj2mgm.models.mgm.mgm_family import MGMFamily
-from dj2mgm.models.mgm.mgm_generator import MGMGenerator
+from dj2mgm.models.mgm.mgm_generator import MGMGenerator, beam_search
 from dj2mgm.models.questions import batch_questions, restore_order
 from dj2mgm.settings.training_stages import LoraSettings
 from dj2mgm.storage.image_files import compute_image_digest, read_file, read_members

@@ -22,12 +22,12 @@ from typing import Self
 
 from transformers import PreTrainedTokenizerBase
 
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data import chat_template_process
 from dj2mgm.data.chat_template_process import CPU_S, MEMORY_LIMIT, OUT_OF_MEMORY
 from dj2mgm.data.formats import CHAT_ROLES, IMAGE_TOKEN
 from dj2mgm.errors import InputError
 from dj2mgm.settings.models import OF_THE_TOKENIZER, read_chat_template
+from dj2mgm.settings.string_formats import find_control_token
 
 Spans = list[tuple[int, int]]
 SHOWN_CHARACTERS = 200  # characters of a template's error

@@ -7,7 +7,6 @@ The workflow's own files have been checked when `make_dataset.py` wrote them. `s
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from dj2mgm.control_tokens import find_control_character, find_control_token
 from dj2mgm.dataset_resolution.row_media import (
     IMAGE_TOKEN,
     UNREAD_MEDIA,
@@ -18,6 +17,7 @@ from dj2mgm.dataset_resolution.row_media import (
     replace_tagged_images,
 )
 from dj2mgm.errors import InputError, quote_value
+from dj2mgm.settings.string_formats import find_control_character, find_control_token
 from dj2mgm.storage.streaming import (
     NumberedIds,
     UniqueIds,

@@ -15,7 +15,6 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from pathlib import Path
 
-from dj2mgm.control_tokens import find_control_character
 from dj2mgm.data.formats import IMAGE_TOKEN, extract_caption, list_images, read_evaluation, read_llava, read_pairs
 from dj2mgm.data.images import (
     BadImageError,
@@ -28,6 +27,7 @@ from dj2mgm.data.images import (
 )
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.settings.dataset_files import MAX_HELD_OUT, FilesDataset, MergedSplit, PretrainSplit
+from dj2mgm.settings.string_formats import find_control_character
 from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.image_files import CONVERT_RENAMED_HEIF, advise_unpacking_images, compute_image_digest
 from dj2mgm.storage.streaming import DiskMap

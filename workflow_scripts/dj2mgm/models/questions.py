@@ -6,8 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.errors import InputError
+from dj2mgm.settings.string_formats import find_control_token
 
 IMAGES_AT_ONCE = 32  # images per batch of likelihoods
 BATCHES_SORTED_TOGETHER = 4  # number of batches among which questions are sorted by length

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, ProcessorMixin
 
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.errors import InputError
 from dj2mgm.models.questions import (
     AnswerBatch,
@@ -26,6 +25,7 @@ from dj2mgm.models.questions import (
     batch_questions,
     restore_order,
 )
+from dj2mgm.settings.string_formats import find_control_token
 from dj2mgm.settings.training_stages import AUTO
 
 IGNORE_INDEX = -100  # label of tokens that carry no loss
@@ -200,7 +200,7 @@ class Generator(Answerer):
 
     @abstractmethod
     def list_control_tokens(self, template: str | dict) -> Collection[str]:
-        """Return the template's control tokens, in addition to the tokens of all templates (control_tokens.py)."""
+        """Return the template's control tokens, in addition to those of all (settings/string_formats.py)."""
 
     @abstractmethod
     def close(self) -> None:

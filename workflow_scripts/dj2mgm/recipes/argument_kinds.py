@@ -22,8 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
 from dj2mgm.settings.config_files import MAX_INTEGER, list_config_names
+from dj2mgm.settings.string_formats import CONTROL_TOKEN_PATTERN
 
 MAX_NUMBER = 1e15
 MAX_TEXT_LENGTH, MAX_PROMPT_LENGTH, MAX_CHARACTERS, MAX_LIST_LENGTH = 200, 4000, 50, 100

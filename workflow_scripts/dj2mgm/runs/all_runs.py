@@ -22,8 +22,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import find_shipped_foundation
 from dj2mgm.runs.experiment_recipes import check_without_instructions
 from dj2mgm.runs.experiments import MINIMAL_TARGET, REFERENCE, Experiments, Variant, VariantSource
-from dj2mgm.runs.reuse import Reuse
-from dj2mgm.runs.stages import STAGES, Run, Stage, list_feature_stages
+from dj2mgm.runs.stages import STAGES, Reuse, Run, Stage, list_feature_stages
 from dj2mgm.settings.base import StageSettings
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.models import ModelFile

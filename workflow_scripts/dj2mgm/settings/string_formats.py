@@ -1,13 +1,14 @@
-"""Formats of strings in the configuration, such as names, paths and addresses of servers, and their types.
+"""Formats of strings: names, paths and addresses of servers in the configuration, and texts to train on.
 
-Messages do not repeat wrong addresses and variables, which may be passwords or keys.
+Messages do not repeat wrong addresses and variables, which may be passwords or keys. Texts to train on contain no
+control token of a tokenizer or chat template, and no control character.
 """
 
 import base64
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -15,7 +16,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
 from dj2mgm.errors import InputError
 from dj2mgm.storage.files import can_be_path
 
@@ -28,6 +28,10 @@ MAX_TOKENS = 10**9  # tokens of an answer; a larger number cannot be a count
 VARIABLE_RULE = (
     "be the name of an environment variable, such as OPENAI_API_KEY, that holds the key; never the key itself"
 )
+CONTROL_TOKEN_PATTERN = re.compile(
+    r"<\|[^|<>]*\|>|</?(?:s|bos|eos|pad|unk|mask|image|start_of_turn|end_of_turn|unused\d+)>"
+)
+CONTROL_CHARACTER_PATTERN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all except tabs and line ends
 
 
 def is_address(text: str) -> bool:
@@ -190,3 +194,16 @@ Question = _build_string_type("question")
 QuestionPrompt = _build_string_type("question_prompt")
 Address = _build_string_type("address")
 Variable = _build_string_type("variable")
+
+
+def find_control_character(text: str) -> str | None:
+    r"""Return the escape of a control character in a text, such as `\x00` in UTF-16 that is read as UTF-8, or None."""
+    match = CONTROL_CHARACTER_PATTERN.search(text)
+    return match and f"\\x{ord(match.group()):02x}"
+
+
+def find_control_token(text: str, tokens: Collection[str] = ()) -> str | None:
+    """Return a control token in a text, or None: one of any template, else one of `tokens`, the template in use."""
+    if match := CONTROL_TOKEN_PATTERN.search(text):
+        return match.group()
+    return next((token for token in tokens if token in text), None)

@@ -17,9 +17,8 @@ from PIL import Image
 
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.features.crate.crate_files import digest_images
-from dj2mgm.features.crate.crate_record import CrateSettings
+from dj2mgm.features.crate.crate_record import CrateSettings, find_jobs
 from dj2mgm.features.crate.crate_writer import write_crate
-from dj2mgm.features.crate.finished_jobs import find_jobs
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.storage.files import write_json, write_jsonl, write_text
 from evaluated_runs import build_entry, write_run

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dj2mgm.features.explorer.pairs import StageFolder, read_instructions
-from dj2mgm.features.selection.operators.vlm_rating_filter import RATINGS
+from dj2mgm.features.selection.operators.model_score_filters import RATINGS
 from dj2mgm.storage.files import read_json, read_jsonl, write_jsonl
 from instructions import ANSWERS, COUNT, QUESTIONS, save_instructions, select
 from scripted_server import ScriptedServer, caption, make_server_captioner

@@ -2,7 +2,6 @@
 
 import random
 
-from dj2mgm.control_tokens import CONTROL_TOKEN_PATTERN
 from dj2mgm.data.shapes import draw_row_scene
 from dj2mgm.features.foundation.tiny_parts import (
     EMPTY_WORD,
@@ -11,6 +10,7 @@ from dj2mgm.features.foundation.tiny_parts import (
     list_scene_words,
     load_chat_templates,
 )
+from dj2mgm.settings.string_formats import CONTROL_TOKEN_PATTERN
 from tiny_models import tiny_tokenizer
 
 

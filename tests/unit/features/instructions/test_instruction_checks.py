@@ -9,7 +9,7 @@ from PIL import Image
 
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.shapes import draw_question, draw_scene
-from dj2mgm.features.instructions.operators.answer_checks import VERIFICATION_QUESTION
+from dj2mgm.features.instructions.operators.instruction_checks import VERIFICATION_QUESTION
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.run_recipe import SYNTHESIZED
 from dj2mgm.models.mgm.mgm_family import MGMFamily

@@ -13,9 +13,8 @@ import publish_dataset
 import publish_model
 from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
-from dj2mgm.features.publish.export_card import build_export_card
-from dj2mgm.features.publish.exports import Sample, write_parquet
-from dj2mgm.features.publish.model_card import build_model_card
+from dj2mgm.features.publish.cards import build_model_card
+from dj2mgm.features.publish.exports import Sample, build_export_card, write_parquet
 from dj2mgm.features.publish.publication import build_publish_settings
 from dj2mgm.features.publish.publish_settings import ExportSettings, build_license_keys, check_licenses
 from dj2mgm.features.publish.pushing import push

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 from dj2mgm.errors import InputError
-from dj2mgm.features.publish.model_card import describe_usage
+from dj2mgm.features.publish.cards import describe_usage
 from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.features.publish.stock_weights import ADAPTER_FOLDER, STAGE, write_adapter, write_merged
 from dj2mgm.models.generators import load_family

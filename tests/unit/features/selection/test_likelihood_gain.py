@@ -17,7 +17,7 @@ from captioned_pairs import (
 from dj2mgm.data.chat_template import ChatTemplate
 from dj2mgm.data.formats import build_conversation, build_dj_text, build_text_conversation, extract_caption
 from dj2mgm.errors import InputError
-from dj2mgm.features.selection.operators.likelihood_gain_filter import compute_likelihood_gain
+from dj2mgm.features.selection.operators.model_score_filters import compute_likelihood_gain
 from dj2mgm.juicer.operators import trained_model_operators
 from dj2mgm.juicer.patched_data_juicer import Fields, load_ops
 from dj2mgm.juicer.run_recipe import SYNTHESIZED

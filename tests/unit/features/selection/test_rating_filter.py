@@ -8,7 +8,7 @@ import pytest
 from loguru import logger
 
 from dj2mgm.errors import InputError
-from dj2mgm.features.selection.operators.vlm_rating_filter import RATINGS
+from dj2mgm.features.selection.operators.model_score_filters import RATINGS
 from dj2mgm.juicer.patched_data_juicer import load_ops
 from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.mgm_generator import MGMGenerator

@@ -12,8 +12,7 @@ import yaml
 
 import keep_variant
 from dj2mgm.errors import InputError
-from dj2mgm.features.studies.axes import Interval, compute_axis_value
-from dj2mgm.features.studies.changes import with_row_fraction
+from dj2mgm.features.studies.axes import Interval, compute_axis_value, with_row_fraction
 from dj2mgm.features.studies.studies_variants import list_sources
 from dj2mgm.features.studies.study_inputs import (
     build_merge_settings,

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from dj2mgm.juicer.operators.declarations import Declarations, ShareFilter, argument, decides_last, get_declarations
-from dj2mgm.juicer.operators.image_integrity_filter import classify_image_integrity
-from dj2mgm.juicer.operators.image_text_deduplicator import compute_image_text_hash
+from dj2mgm.juicer.operators.image_file_operators import classify_image_integrity, compute_image_text_hash
 from dj2mgm.juicer.patched_data_juicer import OPERATORS, list_valid_arguments
 from paths import PROJECT
 

@@ -24,8 +24,7 @@ from dj2mgm.juicer.engine import Engine, check_installed
 from dj2mgm.juicer.filter_limits import FilterLimit, Limits, NoRowsKeptError, read_statistic_limits
 from dj2mgm.juicer.operators.batched_image_text_similarity_filter import NAME as SIMILARITY
 from dj2mgm.juicer.operators.declarations import SelectionFilter, get_declarations
-from dj2mgm.juicer.operators.image_integrity_filter import NAME as INTEGRITY
-from dj2mgm.juicer.operators.image_text_deduplicator import IMAGE_TEXT
+from dj2mgm.juicer.operators.image_file_operators import IMAGE_TEXT, INTEGRITY_FILTER
 from dj2mgm.juicer.partitions import iterate_column_values, iterate_output_stats, join_traces
 from dj2mgm.juicer.patched_data_juicer import OP, OPERATORS, Fields, Filter, __version__
 from dj2mgm.juicer.recipe_settings import SIMILARITY_FILTERS, RecipeSettings
@@ -138,7 +137,7 @@ def _measures_rows(step: RecipeStep) -> bool:
 def _add_needed(steps: Sequence[RecipeStep], clip: str | None) -> list[RecipeStep]:
     """Return the recipe with a check of images first, a deduplicator, and the similarity filter if there is a CLIP."""
     checks = [step for step in steps if get_declarations(_find_class(step)).unreadable_stat]
-    steps = (checks or [_build_added_step(INTEGRITY)])[:1] + [step for step in steps if step not in checks]
+    steps = (checks or [_build_added_step(INTEGRITY_FILTER)])[:1] + [step for step in steps if step not in checks]
     if not any(issubclass(_find_class(step), Deduplicator) for step in steps):
         steps.append(_build_added_step(IMAGE_TEXT))
     if clip is not None and not any(step.name in SIMILARITY_FILTERS for step in steps):

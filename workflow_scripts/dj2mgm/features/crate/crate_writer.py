@@ -23,8 +23,15 @@ from dj2mgm.features.crate.crate_files import (
     list_code_files,
     list_config_files,
 )
-from dj2mgm.features.crate.crate_record import CrateDataset, CrateImages, CrateInput, CrateRecord, CrateSettings
-from dj2mgm.features.crate.finished_jobs import FinishedJob, find_jobs
+from dj2mgm.features.crate.crate_record import (
+    CrateDataset,
+    CrateImages,
+    CrateInput,
+    CrateRecord,
+    CrateSettings,
+    FinishedJob,
+    find_jobs,
+)
 from dj2mgm.runs.stages import InputKind
 from dj2mgm.storage.files import compute_sha256, replace_file, write_json
 

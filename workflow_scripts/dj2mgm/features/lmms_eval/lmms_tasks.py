@@ -24,11 +24,11 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import IMAGE_TOKEN
 from dj2mgm.errors import InputError
 from dj2mgm.evaluation.groups import Rows
 from dj2mgm.features.lmms_eval.lmms_eval_keys import LMMS_EVAL, check_lmms_eval
+from dj2mgm.settings.string_formats import find_control_token
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # read on import; nothing is downloaded
 MODEL_NAME = "dj2mgm"  # model name, which may select a task's prompt

@@ -18,7 +18,7 @@ import yaml
 from safetensors import SafetensorError
 
 from dj2mgm.errors import InputError
-from dj2mgm.features.publish.export_card import format_inline_code
+from dj2mgm.features.publish.exports import format_inline_code
 from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.recipes.catalogue import INSTRUCTIONS
 from dj2mgm.records import read_verdicts

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from dj2mgm.errors import InputError
 from dj2mgm.features.studies.axes import (
+    RECIPE_PREFIX,
     MixtureSpace,
     Space,
     Values,
@@ -17,11 +18,13 @@ from dj2mgm.features.studies.axes import (
     compute_axis_value,
     compute_shares,
     count_points,
+    hash_changes,
+    label_changes,
     list_quantile_keys,
     list_single_source_changes,
     read_axis,
+    with_row_fraction,
 )
-from dj2mgm.features.studies.changes import RECIPE_PREFIX, hash_changes, label_changes, with_row_fraction
 from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, refuse_contradiction, section, setting
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.string_formats import Name, has_format

@@ -15,6 +15,7 @@ from typing import Any
 from dj2mgm.dataset_resolution.experiment_dataset import Dataset, check_shares
 from dj2mgm.errors import InputError
 from dj2mgm.features.studies.axes import (
+    RECIPE_PREFIX,
     Interval,
     MixtureSpace,
     build_share_axes,
@@ -22,9 +23,11 @@ from dj2mgm.features.studies.axes import (
     compute_shares,
     list_quantile_keys,
     list_searchable_axes,
+    nest_changes,
     read_axis,
+    scale_proportional,
+    with_row_fraction,
 )
-from dj2mgm.features.studies.changes import RECIPE_PREFIX, nest_changes, scale_proportional, with_row_fraction
 from dj2mgm.features.studies.designs import SearchDesign
 from dj2mgm.features.studies.halving import compute_smallest_budget
 from dj2mgm.features.studies.study_records import (

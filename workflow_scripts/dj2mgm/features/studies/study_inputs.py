@@ -9,8 +9,7 @@ from typing import Any
 
 from dj2mgm.divergence import DIVERGED
 from dj2mgm.errors import InputError
-from dj2mgm.features.studies.axes import MixtureSpace, draw_mixtures, list_single_source_changes
-from dj2mgm.features.studies.changes import read_setting
+from dj2mgm.features.studies.axes import MixtureSpace, draw_mixtures, list_single_source_changes, read_setting
 from dj2mgm.features.studies.designs import GPU_HOURS, SampleDesign, SearchDesign
 from dj2mgm.features.studies.halving import SearchHistory, compute_smallest_budget, plan_next, read_history
 from dj2mgm.features.studies.studies_variants import (

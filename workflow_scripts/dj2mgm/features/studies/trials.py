@@ -20,10 +20,10 @@ from dj2mgm.features.studies.axes import (
     build_share_axes,
     compute_quantiles,
     compute_shares,
+    hash_changes,
     list_quantile_keys,
     round_number,
 )
-from dj2mgm.features.studies.changes import hash_changes
 from dj2mgm.features.studies.halving import SearchHistory, plan_next
 from dj2mgm.features.studies.study_records import BatchRecord, SearchSettings, TrialRecord
 

@@ -37,10 +37,9 @@ from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field
 
 from dj2mgm.cli.messages import Progress, note
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.errors import InputError
-from dj2mgm.settings.string_formats import MAX_TOKENS
+from dj2mgm.settings.string_formats import MAX_TOKENS, find_control_token
 from dj2mgm.storage.files import compute_sha256, open_plain
 from dj2mgm.storage.image_files import compute_image_digest
 from dj2mgm.storage.streaming import DiskMap

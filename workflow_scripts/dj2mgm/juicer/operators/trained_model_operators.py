@@ -17,8 +17,8 @@ from data_juicer.ops.base_op import OP, OPERATORS, TAGGING_OPS, UNFORKABLE, Mapp
 from data_juicer.utils.constant import Fields
 from data_juicer.utils.model_utils import get_model
 
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import build_dj_text
+from dj2mgm.settings.string_formats import find_control_token
 
 from .captioners import CANDIDATES_KEY, LOG_LIKELIHOODS, list_argument_defaults
 from .declarations import (

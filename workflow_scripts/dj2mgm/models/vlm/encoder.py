@@ -9,7 +9,6 @@ from PIL import Image
 from torch.nn.functional import pad
 from transformers import ProcessorMixin
 
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import IMAGE_TOKEN, build_conversation, list_images
 from dj2mgm.data.images import BadImageError, load_image, read_image_size
 from dj2mgm.errors import InputError
@@ -18,6 +17,7 @@ from dj2mgm.models.loss import find_answer_positions
 from dj2mgm.models.vision_language import IGNORE_INDEX, check_image_fits
 from dj2mgm.models.vlm.conversation_renderer import ConversationRenderer
 from dj2mgm.models.vlm.packed_images import TowerInputs
+from dj2mgm.settings.string_formats import find_control_token
 
 TYPE_IDS = ("token_type_ids", "mm_token_type_ids")
 TOKEN_FIELDS = ("input_ids", "labels", *TYPE_IDS)  # (1, T); all other fields of an item belong to its images

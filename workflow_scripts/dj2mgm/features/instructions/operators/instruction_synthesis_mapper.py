@@ -23,7 +23,6 @@ from data_juicer.ops.base_op import DEFAULT_BATCH_SIZE, OPERATORS, UNFORKABLE, M
 from data_juicer.utils.constant import Fields
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from dj2mgm.control_tokens import find_control_token
 from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.instruction_rows import is_single_question, read_question
 from dj2mgm.data.texts import normalize_words
@@ -44,6 +43,7 @@ from dj2mgm.juicer.operators.declarations import Captions, argument, draw, merge
 from dj2mgm.juicer.operators.trained_model_operators import TRAINED_CAPTIONER, complete_arguments, load_model
 from dj2mgm.recipes.catalogue import INSTRUCTION_OPERATOR as NAME
 from dj2mgm.recipes.catalogue import SERVER_CAPTIONER
+from dj2mgm.settings.string_formats import find_control_token
 from dj2mgm.storage.files import read_jsonl
 from dj2mgm.storage.streaming import read_json_list
 

@@ -1,17 +1,28 @@
-"""A filter that drops rows that a vision-language model rates low.
+"""Filters that score rows with a vision-language model.
 
     process:
       - vlm_rating_filter: {min_relevance: 3, min_image_correspondence: 3}
+      - likelihood_gain_filter: {keep_fraction: 0.5}
 
 The four ratings are the ratings of FineVision (Wiedmann et al., FineVision: open data is all you need, 2025,
 arXiv:2510.17269), from 1 to 5. A model on a server (`synthesize.captioner: openai`) writes them as JSON, whose form is
 checked. For a model that this workflow has trained, a rating is the mean of 1 to 5, weighted by the probability that
 the model gives to each number as its answer.
+
+The likelihood's gain of a token is its log-likelihood given the row's image minus its log-likelihood given an arbitrary
+image. The gain of a caption, or of the answer to the row's question, is the mean over its tokens. Lin et al.
+(Revisiting the role of language priors in vision-language models, ICML 2024, arXiv:2306.01879) rank captions by the
+pointwise mutual information of caption and image under the model, estimate its second term from images of the
+dataset, and weigh that term by α, as here. They average the likelihood of the whole caption over these images. Here
+the likelihood of each token, given the tokens before it, is averaged, so that a single token that no other image
+explains does not decide about the whole caption. The row's own image is one of the images, as in InfoNCE (van den
+Oord et al., 2018, arXiv:1807.03748), so the gain of a token is at most the logarithm of their number.
 """
 
 import json
 from collections import Counter
 from collections.abc import Sequence
+from math import ceil
 from typing import Annotated
 
 import numpy as np
@@ -31,16 +42,19 @@ from dj2mgm.juicer.operators.captioners import (
     format_reasons,
     warn_of_unusable,
 )
-from dj2mgm.juicer.operators.declarations import Captions, argument, merge_reports
+from dj2mgm.juicer.operators.declarations import Captions, ShareLimits, ValueFilter, argument, merge_reports
 from dj2mgm.juicer.operators.trained_model_operators import (
     TRAINED_CAPTIONER,
+    TrainedModelOperator,
     complete_arguments,
     compute_log_likelihoods,
     load_model,
 )
-from dj2mgm.models.questions import split_into_parts
-from dj2mgm.recipes.catalogue import RATING_OPERATOR as NAME
+from dj2mgm.models.questions import GivenAnswer, split_into_parts
+from dj2mgm.recipes.catalogue import LIKELIHOOD_GAIN as GAIN
+from dj2mgm.recipes.catalogue import RATING_OPERATOR
 from dj2mgm.recipes.catalogue import SERVER_CAPTIONER as SERVER
+from dj2mgm.settings.string_formats import find_control_token
 
 LOWEST, HIGHEST = 1, 5
 RATINGS = {
@@ -89,8 +103,8 @@ def name_stat(rating: str) -> str:
     return f"rating_{rating}"
 
 
-@OPERATORS.register_module(NAME)
-@UNFORKABLE.register_module(NAME)
+@OPERATORS.register_module(RATING_OPERATOR)
+@UNFORKABLE.register_module(RATING_OPERATOR)
 class VlmRatingFilter(StoredAnswersOperator, Filter):
     """A filter that keeps rows with one image whose ratings all reach their limits, and rows without ratings.
 
@@ -161,11 +175,11 @@ class VlmRatingFilter(StoredAnswersOperator, Filter):
         unrated = report.get("unrated", {})
         if not report.get("rated") and sum(unrated.values()) >= ENOUGH_TO_JUDGE:
             raise InputError(
-                f"{NAME}: no row got ratings ({format_reasons(unrated)}). Check that the model takes images and writes "
-                "JSON"
+                f"{RATING_OPERATOR}: no row got ratings ({format_reasons(unrated)}). Check that the model takes "
+                "images and writes JSON"
             )
         total = report.get("rated", 0) + sum(unrated.values())
-        warn_of_unusable(f"rows got no ratings by {NAME}", unrated, total, "rows without ratings are kept")
+        warn_of_unusable(f"rows got no ratings by {RATING_OPERATOR}", unrated, total, "rows without ratings are kept")
         return report
 
     def _count(self, results: Sequence[dict[str, float] | str]) -> None:
@@ -203,3 +217,104 @@ def _compute_means(log_likelihoods: Sequence[float]) -> dict[str, float]:
     weights = np.exp(values - values.max(axis=1, keepdims=True))
     means = (weights * np.arange(LOWEST, HIGHEST + 1)).sum(axis=1) / weights.sum(axis=1)
     return dict(zip(RATINGS, map(float, means), strict=True))
+
+
+def compute_likelihood_gain(log_likelihoods: Sequence[Sequence[float]], prior_weight: float) -> float:
+    """Return the mean over T tokens of log p(token | own image) − α · log mean p(token | image) over M images, in nats.
+
+    `log_likelihoods` are (M, T), the first row given the row's own image; `prior_weight` is α.
+    """
+    values = np.array(log_likelihoods)
+    prior = np.logaddexp.reduce(values, axis=0) - np.log(len(values))
+    return float(np.mean(values[0] - prior_weight * prior))
+
+
+@OPERATORS.register_module(GAIN)
+@UNFORKABLE.register_module(GAIN)
+class LikelihoodGainFilter(TrainedModelOperator, ShareLimits, ValueFilter):
+    """A filter that keeps rows whose caption a trained model finds likelier with their own image than with others.
+
+    The stat `likelihood_gain` holds one number in nats per token. Rows without a gain are kept; their stat is empty:
+
+    - rows that do not have exactly one image;
+    - rows whose caption contains a control token, which the jsonl stage drops;
+    - rows in a batch with fewer than `other_images` other images, since their gain would be on another scale (a
+      few rows at the end of a dataset or of a part of it).
+    """
+
+    stat = "likelihood_gain"
+    limit = "min_gain"
+    bounds = ("min_gain", None)
+
+    question: str = argument("", "question for rows without a question. The template `plain` has none")
+    min_gain: float | None = argument(None, "lowest gain to keep, in nats per token; by default 0")
+    keep_fraction: float | None = argument(None, "share of the rows, highest gain first, in place of `min_gain`")
+    other_images: int = argument(8, "other images of the batch that stand for any image")
+    # with 1, a caption that needs no image gains nothing; with 0, likely captions are kept
+    prior_weight: float = argument(1.0, "α")
+    batch_size: int = argument(32, "images whose captions are scored together, and that serve as other images")
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # compute_stats_batched divides its rows into parts of similar sizes, so that none is too small
+        self.images_at_once, self.batch_size = self.batch_size, DEFAULT_BATCH_SIZE
+        self.min_gain = self.min_gain or 0.0
+
+    def compute_stats_batched(self, samples: dict, rank: int | None = None) -> dict:
+        """Score the rows that have no gain yet, in parts; each image is encoded once for all its rows."""
+        rows_by_image: dict[str, list[int]] = {}
+        for row, stats in enumerate(samples[Fields.stats]):
+            if self.stat not in stats and len(samples[self.image_key][row] or ()) == 1:
+                rows_by_image.setdefault(samples[self.image_key][row][0], []).append(row)
+        gains: dict[int, float] = {}
+        questions = samples.get("question") or [""] * len(samples[self.text_key])
+        parts = min(ceil(len(rows_by_image) / self.images_at_once), len(rows_by_image) // (self.other_images + 1))
+        for images in np.array_split(np.array(list(rows_by_image), dtype=object), max(1, parts)):
+            captions = {
+                row: GivenAnswer(
+                    index, questions[row] or self.question, remove_special_tokens(samples[self.text_key][row])
+                )
+                for index, image in enumerate(images)
+                for row in rows_by_image[image]
+            }
+            gains |= self._compute_gains(images.tolist(), captions, rank)
+        return self.fill(samples, gains)
+
+    @staticmethod
+    def read_scores(stats: dict) -> list[float]:
+        return list(stats[LikelihoodGainFilter.stat])
+
+    def _compute_gains(self, images: list[str], captions: dict[int, GivenAnswer], rank: int | None) -> dict[int, float]:
+        """Return the gains by row; empty if there are too few other images.
+
+        Args:
+            images: paths of different images.
+            captions: caption by row; `about` is the index of its image in `images`.
+            rank: process of the operator.
+        """
+        image_count = self.other_images + 1
+        if len(images) < image_count:
+            return {}
+        # evenly spread, since neighbors may be similar
+        steps = [step * len(images) // image_count for step in range(image_count)]
+        generator = self._load_model(rank)
+        control = generator.list_control_tokens(self.template)
+        rows = [
+            row
+            for row, (_, question, text) in captions.items()
+            if not find_control_token(f"{question}\n{text}", control)
+        ]
+        answers = [
+            captions[row]._replace(about=(captions[row].about + step) % len(images)) for row in rows for step in steps
+        ]
+        log_likelihoods = generator.compute_answer_log_likelihoods(images, answers, self.template)
+        return dict(
+            zip(
+                rows,
+                (
+                    compute_likelihood_gain(part, self.prior_weight)
+                    for part in split_into_parts(log_likelihoods, image_count)
+                ),
+                strict=True,
+            )
+        )

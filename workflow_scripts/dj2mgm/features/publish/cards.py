@@ -1,11 +1,11 @@
-"""Card of a trained model, from the record of its run, with instructions to load it with stock libraries."""
+"""Cards of a published model and of published image–caption pairs, from the record of their run, for the hub."""
 
 import re
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.evaluation.groups import is_share
-from dj2mgm.features.publish.export_card import format_inline_code
+from dj2mgm.features.publish.exports import format_inline_code
 from dj2mgm.features.publish.publish_settings import PublishSettings, build_license_keys
 from dj2mgm.features.publish.run_record import (
     RECORDS,
@@ -39,6 +39,32 @@ inputs = processor.apply_chat_template(
 PREFIX = """inputs = processor(text=processor.image_token + QUESTION, images=image, return_tensors="pt")"""
 ANSWER = """answer = model.generate(**inputs, generation_config=model.generation_config)[0]
 print(processor.decode(answer[inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip())"""
+TABLE = "comparison.csv"
+COUNTS = ("n", "seeds")
+SHOWN_SETTINGS = (  # file of a stage, path of the value, label
+    ("config.yaml", ("learning_rate",), "learning rate"),
+    ("config.yaml", ("lr_scheduler",), "schedule"),
+    ("config.yaml", ("epochs",), "epochs"),
+    ("config.yaml", ("max_length",), "maximum length of a sample in tokens"),
+    ("config.yaml", ("lora", "r"), "LoRA rank"),
+    ("config.yaml", ("lora", "alpha"), "LoRA alpha"),
+    ("config.yaml", ("lora", "dropout"), "LoRA dropout"),
+    ("metrics.json", ("engine", "global_batch_size"), "batch size"),
+    ("metrics.json", ("engine", "optimizer"), "optimizer"),
+    ("metrics.json", ("engine", "zero_stage"), "ZeRO stage"),
+    ("metrics.json", ("engine", "bf16"), "bf16"),
+    ("metrics.json", ("samples",), "samples seen"),
+    ("metrics.json", ("steps",), "steps"),
+    ("metrics.json", ("trained_parameters",), "trained parameters"),
+    ("metrics.json", ("loss_first",), "first loss"),
+    ("metrics.json", ("loss_last",), "last loss"),
+    ("metrics.json", ("seed",), "seed"),
+)
+LOADING_SECTION = """```python
+from datasets import load_dataset
+
+rows = load_dataset(".", split="train")  # this folder, or the name of this repository
+```"""
 
 
 def find_library_name(settings: PublishSettings) -> str:
@@ -107,29 +133,6 @@ def _use_mgm(settings: PublishSettings, adapter: bool) -> list[str]:
             "```",
         ]
     return lines
-
-
-TABLE = "comparison.csv"
-COUNTS = ("n", "seeds")
-SHOWN_SETTINGS = (  # file of a stage, path of the value, label
-    ("config.yaml", ("learning_rate",), "learning rate"),
-    ("config.yaml", ("lr_scheduler",), "schedule"),
-    ("config.yaml", ("epochs",), "epochs"),
-    ("config.yaml", ("max_length",), "maximum length of a sample in tokens"),
-    ("config.yaml", ("lora", "r"), "LoRA rank"),
-    ("config.yaml", ("lora", "alpha"), "LoRA alpha"),
-    ("config.yaml", ("lora", "dropout"), "LoRA dropout"),
-    ("metrics.json", ("engine", "global_batch_size"), "batch size"),
-    ("metrics.json", ("engine", "optimizer"), "optimizer"),
-    ("metrics.json", ("engine", "zero_stage"), "ZeRO stage"),
-    ("metrics.json", ("engine", "bf16"), "bf16"),
-    ("metrics.json", ("samples",), "samples seen"),
-    ("metrics.json", ("steps",), "steps"),
-    ("metrics.json", ("trained_parameters",), "trained parameters"),
-    ("metrics.json", ("loss_first",), "first loss"),
-    ("metrics.json", ("loss_last",), "last loss"),
-    ("metrics.json", ("seed",), "seed"),
-)
 
 
 def build_model_card(settings: PublishSettings, records: RunRecord, adapter: bool, chat: bool) -> ModelCard:
@@ -268,3 +271,48 @@ def _list_limits(settings: PublishSettings, records: RunRecord) -> list[str]:
     if settings.trained_by_workflow:
         lines.append("- It is a tiny model that demonstrates the workflow. It is not useful for photos.")
     return lines
+
+
+def build_dataset_card(settings: PublishSettings, records: RunRecord, exported: DatasetCard) -> DatasetCard:
+    """Return the card of a published dataset (publication.py), from the card of the export of the same pairs."""
+    data = DatasetCardData(
+        **build_license_keys(*(license for name, license in settings.licenses.items() if _has_pairs(name, records))),
+        task_categories=["image-to-text"],
+        size_categories=exported.data.size_categories,
+        tags=["dj2mgm"],
+        configs=exported.data.configs,
+    )
+    last_stage = records.stages_of_pairs[-1]
+    count = records.link_figure(f"{last_stage}/summary.json", "rows_kept")
+    rewriting_note = [
+        "- If `original_caption` is not empty, a model wrote the caption; it may mention things that are not in the "
+        "image.",
+    ]
+    lines = [
+        f"# {format_inline_code(settings.dataset)}, {format_inline_code(settings.experiment)}",
+        "",
+        f"{count} image–caption pairs, processed by dj2mgm. Every number is a link to its place in `{RECORDS}/`.",
+        "",
+        *format_section("Use", [LOADING_SECTION]),
+        *format_section("Sources", build_license_table(records, settings.licenses, settings.dataset)),
+        *format_section("Processing", build_row_count_table(records, trained_on=False)),
+        *format_section("Columns", [_find_section(exported.text, "Columns")]),
+        *format_section("How to reproduce", format_command(settings), format_recipes(settings)),
+        *format_section(
+            "Limits",
+            ["- Images and captions of a source remain under its license.", *rewriting_note],
+        ),
+    ]
+    return DatasetCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines))
+
+
+def _has_pairs(name: str, records: RunRecord) -> bool:
+    """Return whether a source or split contributes to the published pairs; instructions are not published."""
+    source_summaries = records.files["dataset/summary.json"].get("sources", {})
+    return (source_summaries[name]["split"] if name in source_summaries else name) != "finetune"
+
+
+def _find_section(text: str, title: str) -> str:
+    return next(
+        (part.partition("\n")[2].strip() for part in text.split("\n## ")[1:] if part.startswith(f"{title}\n")), ""
+    )
