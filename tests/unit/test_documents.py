@@ -23,6 +23,11 @@ def test_generated_file_is_up_to_date(path):
     assert (PROJECT / path).read_text(encoding="utf-8") == DOCUMENTS[path]
 
 
+def test_every_schema_in_the_repository_is_generated():
+    schemas = {path.relative_to(PROJECT) for path in PROJECT.glob("config/schemas/*.schema.json")}
+    assert schemas == {path for path in DOCUMENTS if path.name.endswith(".schema.json")}
+
+
 def test_config_yaml_states_the_defaults_of_the_types():
     values = yaml.safe_load((PROJECT / "config/config.yaml").read_text(encoding="utf-8"))
     defaults = Configuration().model_dump()

@@ -82,8 +82,8 @@ def build_documents() -> dict[Path, str]:
         "model": [MgmModel, AssembledModel, TransformersModel, TinyModel],
         "preset": [PresetFile],
     }
-    for module in import_feature_modules("config"):
-        kinds |= module.SCHEMAS
+    for module in import_feature_modules("variants"):
+        kinds |= getattr(module, "SCHEMAS", {})
     schemas = {Path(f"config/schemas/{name}.schema.json"): _dump_schema(models) for name, models in kinds.items()}
     pages = {
         Path("docs/configuration.md"): _build_page(),

@@ -46,6 +46,8 @@ from dj2mgm.settings.string_formats import check_format
 from dj2mgm.settings.targets import RESERVED_NAMES
 from dj2mgm.settings.validation import RENAMED_KEYS, load_settings
 
+# JSON schemas of files in config/, by name
+SCHEMAS = {"study": [StudyFile]}
 # keys that change no score
 NOT_SCORED = {"description", "controls", "trackers", "gpus", "nodes", "cpu_threads"}
 # keys that decide which rule trains, what is compared, or how long

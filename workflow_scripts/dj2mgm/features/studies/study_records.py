@@ -73,10 +73,6 @@ class StudyFile(Section):
         return self
 
 
-# JSON schemas of these files, by name
-SCHEMAS = {"study": [StudyFile]}
-
-
 def list_study_names() -> list[str]:
     """Return the names of the files in config/studies; each is a target of `snakemake`."""
     return list_config_names(STUDIES_FOLDER)
