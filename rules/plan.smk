@@ -1,4 +1,4 @@
-# Plan before a training: memory on this machine, and DeepSpeed configurations for other numbers of GPUs.
+# Plan before a training: memory, time and disk on this machine or another one.
 from pathlib import Path
 from dj2mgm.model_files.missing_models import (
     compute_download_gb,
@@ -10,32 +10,10 @@ from dj2mgm.runs.experiments import REFERENCE
 from dj2mgm.settings.training_stages import (
     count_samples,
     describe_steps,
-    list_written_files,
 )
 from dj2mgm.storage.files import read_json
 
 PLAN_TEXTS = []  # files of text that features add to the plan
-PLANNED = RUNS.experiments.configs[REFERENCE].model
-
-
-rule deepspeed_configs:
-    input:
-        list_foundation_files(PLANNED.name),
-        code=list_script_files("write_deepspeed_configs.py"),
-    output:
-        multiext("results/deepspeed_configs/", *list_written_files()),
-    log:
-        "results/deepspeed_configs/write_deepspeed_configs.log",
-    localrule: True
-    conda:
-        "../envs/train.yaml"
-    params:
-        model=lambda wildcards: PLANNED.language_model_source,
-    shell:
-        build_stage_command(
-            "write_deepspeed_configs.py",
-            "--model={params.model:q} --output-dir results/deepspeed_configs",
-        )
 
 
 def list_machine_flags():

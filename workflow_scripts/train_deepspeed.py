@@ -17,8 +17,9 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 with project_imports():  # sets variables that torch reads on import
     import torch
 
-    from dj2mgm.data.formats import read_texts
     from dj2mgm.errors import InputError
+    from dj2mgm.features.presets.gpu_counts import BY_GPU_COUNT, build_config_for_gpus
+    from dj2mgm.features.presets.text_dataset import read_texts
     from dj2mgm.planning.architecture import Architecture, load_architecture
     from dj2mgm.planning.prediction import Machine, read_free_memory
     from dj2mgm.planning.step import Workload
@@ -27,11 +28,10 @@ with project_imports():  # sets variables that torch reads on import
     from dj2mgm.settings.base import build_schema
     from dj2mgm.settings.config_files import locate_existing_file, read_config
     from dj2mgm.settings.models import PresetFile
-    from dj2mgm.settings.training_stages import AUTO, BY_GPU_COUNT, PretrainSection, read_deepspeed_file, solve_batch
+    from dj2mgm.settings.training_stages import AUTO, PretrainSection, read_deepspeed_file, solve_batch
     from dj2mgm.settings.validation import Layer, validate_settings
     from dj2mgm.storage.files import write_yaml
     from dj2mgm.training.deepspeed_config import (
-        build_config_for_gpus,
         complete_deepspeed_config,
         with_batch,
     )

@@ -17,6 +17,7 @@ with torch_imports():
 
     from dj2mgm.compute import set_seed, use_cpu_threads, use_own_gpu
     from dj2mgm.errors import InputError
+    from dj2mgm.features.presets.text_dataset import TextDataset
     from dj2mgm.planning.architecture import load_architecture
     from dj2mgm.settings.training_stages import FROZEN
     from dj2mgm.settings.validation import load_settings
@@ -28,7 +29,6 @@ with torch_imports():
     from dj2mgm.training.processes import decide_together, join_process_group, leave_process_group
     from dj2mgm.training.settings import TrainingSettings, compute_fingerprint, compute_input_digest
     from dj2mgm.training.trainer import ResumableTrainer
-    from dj2mgm.training.training_data import TextDataset
 
 
 @command_line

@@ -11,15 +11,16 @@ from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
-    from dj2mgm.planning.architecture import load_architecture
-    from dj2mgm.settings.training_stages import (
+    from dj2mgm.features.presets.gpu_counts import (
         BY_GPU_COUNT,
         WITHOUT_BATCH,
+        build_config_for_gpus,
         name_config_for_gpus,
-        read_deepspeed,
     )
+    from dj2mgm.planning.architecture import load_architecture
+    from dj2mgm.settings.training_stages import read_deepspeed
     from dj2mgm.storage.files import write_json
-    from dj2mgm.training.deepspeed_config import build_config_for_gpus, complete_deepspeed_config
+    from dj2mgm.training.deepspeed_config import complete_deepspeed_config
 
 
 @command_line

@@ -257,18 +257,6 @@ def find_control_problem(row: dict, tokens: Collection[str] = ()) -> str | None:
     return control and f"its text contains the control token {control}"
 
 
-# Text corpora: jsonl with one {"text": …} per line.
-
-
-def read_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a corpus."""
-    for number, row in read_objects(path):
-        text = row.get("text")
-        if not isinstance(text, str) or not text:
-            raise InputError(f"{path}, line {number}: expected a non-empty `text`")
-        yield text
-
-
 OBJECT_KEYS = {"color", "shape", "position"}
 QUESTION_KEYS = {"type", "question", "answer"}
 

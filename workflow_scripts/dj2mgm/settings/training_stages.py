@@ -358,31 +358,10 @@ BATCH_SIZES = {  # keys that fix a batch size, and the settings of the same mean
     "gradient_accumulation_steps": "gradient_accumulation_steps",
 }
 
-# For each number of GPUs: micro batch, accumulation, and the file in config/deepspeed. The global batch is 32 if the
-# number divides it; from 6 GPUs on, the weights are partitioned too.
-BY_GPU_COUNT = {
-    1: (1, 32, "zero2_offload"),
-    2: (1, 16, "zero2_offload"),
-    4: (1, 8, "zero2_offload"),
-    6: (1, 8, "zero3_offload"),
-    8: (1, 4, "zero3_offload"),
-}
-WITHOUT_BATCH = ("zero2_offload", "zero3", "zero3_offload")  # without batch sizes, for any number of GPUs
-
 
 def list_deepspeed_names() -> list[str]:
     """Return the names of the files in config/deepspeed."""
     return list_config_names("deepspeed", ".json")
-
-
-def name_config_for_gpus(gpus: int) -> str:
-    """Return the name, without suffix, of the file that `deepspeed_configs` writes for a number of GPUs."""
-    return f"deepspeed_{gpus}gpu"
-
-
-def list_written_files() -> list[str]:
-    """Return the names of all files that `deepspeed_configs` writes."""
-    return [f"{name}.json" for name in (*map(name_config_for_gpus, BY_GPU_COUNT), *WITHOUT_BATCH)]
 
 
 def read_deepspeed(name: str, key: str) -> dict:

@@ -7,8 +7,6 @@ sizes are filled in here, as integers: transformers' own value, 0.9·hidden², i
 import copy
 from collections.abc import Mapping
 
-from dj2mgm.settings.training_stages import BY_GPU_COUNT, read_deepspeed, solve_batch
-
 
 def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
     """Replace the "auto" sizes of `zero_optimization` by integers derived from the model's hidden size.
@@ -31,14 +29,6 @@ def complete_deepspeed_config(config: dict, hidden_size: int) -> dict:
     if "bf16" in config:
         config["bf16"] = {"check_grad_overflow": False} | config["bf16"]
     return config
-
-
-def build_config_for_gpus(gpus: int, hidden_size: int) -> dict:
-    """Build the configuration of BY_GPU_COUNT for this number of GPUs, with its batch sizes."""
-    micro, accumulation, name = BY_GPU_COUNT[gpus]
-    factors = {"micro_batch_size": micro, "gradient_accumulation_steps": accumulation, "gpus": gpus}
-    sizes = solve_batch(f"{gpus} GPUs", factors | {"global_batch_size": None})
-    return with_batch(complete_deepspeed_config(read_deepspeed(name, "config"), hidden_size), sizes)
 
 
 def with_batch(config: dict, sizes: Mapping[str, int]) -> dict:

@@ -1,4 +1,4 @@
-"""Training data (conversations with images, or texts), and the micro batches of each step."""
+"""Training data, which are conversations with images, and the micro batches of each step."""
 
 import random
 from array import array
@@ -9,11 +9,10 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset, Sampler
-from transformers import PreTrainedTokenizerBase
 
-from dj2mgm.data.formats import find_control_problem, find_image_problem, list_images, read_texts
+from dj2mgm.data.formats import find_control_problem, find_image_problem, list_images
 from dj2mgm.errors import InputError
-from dj2mgm.models.vision_language import IGNORE_INDEX, Encoder, ImageBeyondMaxLengthError, cast_images
+from dj2mgm.models.vision_language import Encoder, ImageBeyondMaxLengthError, cast_images
 from dj2mgm.storage.files import read_jsonl
 from dj2mgm.storage.streaming import LineIndex
 
@@ -264,29 +263,3 @@ class Collator:
     def __call__(self, items: list[dict]) -> dict[str, torch.Tensor]:
         longest_item = max(len(item["input_ids"]) for item in items)
         return cast_images(self.encoder.batch(items, compute_padded_width(longest_item, self.longest)), self.dtype)
-
-
-class TextDataset(Dataset):
-    """Texts for a causal language model, joined and cut into samples of one length.
-
-    Items are {input_ids, labels}, both (length,) int64 and equal, because the model shifts its labels itself. Item None
-    carries no loss. `lengths` and `answers` are (N,) tokens of each sample, and those of them that carry loss.
-    """
-
-    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, length: int):
-        tokens: list[int] = []
-        for text in read_texts(path):
-            tokens += [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-        count = len(tokens) // length
-        if not count:
-            raise InputError(f"{path}: the file has {len(tokens)} tokens, fewer than max_length, {length}; lower it")
-        self.samples = torch.tensor(tokens[: count * length]).view(count, length)
-        self.lengths, self.answers = [length] * count, [length - 1] * count
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
-        if index is None:
-            return {"input_ids": self.samples[0], "labels": torch.full_like(self.samples[0], IGNORE_INDEX)}
-        return {"input_ids": self.samples[index], "labels": self.samples[index]}

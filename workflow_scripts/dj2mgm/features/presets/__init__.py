@@ -1,0 +1,1 @@
+"""Training of text models by presets, and DeepSpeed configurations by number of GPUs."""
