@@ -45,10 +45,10 @@ def main() -> None:
     print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)
     for split, count in summary.get("left_out", {}).items():
         copies = summary["left_out_copies"].get(split, 0)
-        copies_note = f" ({copies} of them under another name)" if copies else ""
+        copies_note = f" ({copies:,} of them under another name)" if copies else ""
         note(
-            f"{count} of {count + summary[split]} {ROWS[split]} are kept out of the training{copies_note}, because the "
-            "model is scored on their images (evaluation.jsonl)"
+            f"{count:,} of {count + summary[split]:,} {ROWS[split]} are kept out of the training{copies_note}, because "
+            "the model is scored on their images (evaluation.jsonl)"
         )
     write_json(args.output_dir / "summary.json", summary)
 

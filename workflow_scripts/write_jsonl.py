@@ -72,11 +72,11 @@ def main() -> None:
             size_before=sizes.files[name].rows_in if sizes else 0,
         )
         counts = files[name] = write_training_jsonl(rows, root, held_out, output, rules, processes, checks[root])
-        repeats = f" ({counts.repeated} of them repeated)" if counts.repeated else ""
+        repeats = f" ({counts.repeated:,} of them repeated)" if counts.repeated else ""
         note_amounts(name, counts.sources, settings.sources, settings.shares)
         if (lost := sum(counts.losses.values())) > counts.rows_in / 3:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in counts.losses.items())
-            note(f"{lost} of {counts.rows_in} rows of {name} are dropped ({reasons})")
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.losses.items())
+            note(f"{lost:,} of {counts.rows_in:,} rows of {name} are dropped ({reasons})")
         print(
             f"{name}: {pluralize(counts.rows_out, 'sample')}{repeats} from {pluralize(counts.rows_in, 'row')}, "
             f"in {output}",

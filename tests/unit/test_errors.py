@@ -15,7 +15,7 @@ def test_long_values_are_cut_in_messages(capsys):
 
 
 def test_a_number_has_its_noun():
-    assert [pluralize(number, "row") for number in (0, 1, 1000)] == ["0 rows", "1 row", "1000 rows"]
+    assert [pluralize(number, "row") for number in (0, 1, 1000)] == ["0 rows", "1 row", "1,000 rows"]
     assert RowCount(1, 1, is_exact=False).describe() == "at most 1 row"
 
 

@@ -22,7 +22,7 @@ ROWS = 2000
 READY = """new Promise(done => { const look = () => document.querySelector("#rows tbody td:nth-child(2)")?.textContent
     ? done(true) : setTimeout(look, 5); look(); })"""
 ROW_TOP = 'document.querySelector("#rows tbody tr").getBoundingClientRect().top'
-COUNTS = 'document.getElementById("counts").textContent.replaceAll("\\u202f", "")'
+COUNTS = 'document.getElementById("counts").textContent.replace(/,(?=\\d)/g, "")'
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,9 @@ class UnsuitableDatasetError(InputError):
     """Mistake only if the experiment is requested: its recipe is for datasets with other parts."""
 
 
-def pluralize(number: int, noun: str, formatted: str = "") -> str:
-    """Return a number, in digits or as `formatted`, with its noun: 1 row, 2 rows."""
-    return f"{formatted or number} {noun}{'' if number == 1 else 's'}"
+def pluralize(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 row, 2,000 rows."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def quote_value(value: Any) -> str:

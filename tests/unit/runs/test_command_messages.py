@@ -33,8 +33,8 @@ def test_trainings_have_their_rows_and_steps(runs):
     lines = summarize_jobs(runs, JOBS, [PAGE])
     assert lines[1] == "Summary: 3 stages would run, 2 of them a training."
     assert lines[2:4] == [
-        "  pretrain of baseline: at most 10000 rows, 157 steps",
-        "  finetune of baseline: at most 12000 rows, 94 steps",
+        "  pretrain of baseline: at most 10,000 rows, 157 steps",
+        "  finetune of baseline: at most 12,000 rows, 94 steps",
     ]
     assert lines[4] == "Time: about 4 to 11 minutes on two cores." and lines[5] == f"Result: {PAGE.files[0]}"
     assert all(len(line) <= 80 for line in lines)
@@ -100,7 +100,7 @@ def test_written_training_files_have_exact_rows(runs):
     write_json(summary, {"pretrain": counts, "finetune": counts})
     assert "  finetune of baseline: 640 rows, " in summarize_jobs(runs, JOBS, [PAGE])[3]
     planned = [*JOBS, PlannedJob((f"results/{RUN}/jsonl/pretrain.jsonl",), "write_jsonl", True, RUN)]
-    assert "  finetune of baseline: at most 12000 rows, 94 steps" in summarize_jobs(runs, planned, [PAGE])
+    assert "  finetune of baseline: at most 12,000 rows, 94 steps" in summarize_jobs(runs, planned, [PAGE])
     counts["repeated"] = 600
     write_json(summary, {"pretrain": counts, "finetune": counts})
     assert "  finetune of baseline: 640 rows, 40 of them different, " in summarize_jobs(runs, JOBS, [PAGE])[3]

@@ -34,7 +34,7 @@ def report_progress(what: str, done: int, total: int, detail: str, seconds_left:
     The time is first, because terminals cut off the end of long lines. The last line has none.
     """
     time_left = f"{_format_time_left(seconds_left)} left, " if done < total else ""
-    _print(f"{PROGRESS}{time_left}{done} of {total} {what}, {detail}")
+    _print(f"{PROGRESS}{time_left}{done:,} of {total:,} {what}, {detail}")
 
 
 def report_activity(activity: str) -> None:

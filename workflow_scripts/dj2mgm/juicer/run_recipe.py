@@ -122,14 +122,14 @@ def describe_losses(
         many, much = (1 - kept * (1 - share) for share in (MANY_ROWS, MUCH_OF_A_SCRIPT))
         lost = {script: dropped[operator.step, script] for script in remaining if dropped[operator.step, script]}
         most = [
-            f"{count} of {remaining[script]} in {script}"
+            f"{count:,} of {remaining[script]:,} in {script}"
             for script, count in lost.items()
             if script != "no letters" and remaining[script] >= FEW_ROWS and count > much * remaining[script]
         ]
         if most or operator.dropped > many * operator.rows_in:
             scripts = f" ({', '.join(most)})" if most and len(remaining) > 1 else ""
             yield (
-                f"{operator.operator} drops {operator.dropped} of {operator.rows_in} rows{scripts}. {TRACE} lists "
+                f"{operator.operator} drops {operator.dropped:,} of {operator.rows_in:,} rows{scripts}. {TRACE} lists "
                 "them; if they are good, change its limits in the recipe"
             )
         remaining -= Counter(lost)

@@ -40,7 +40,7 @@ class Scale:
         """Return about `count` ticks at round values; `factor` 100 shows shares in percent."""
         if self.log:
             values = list_log_values(self.low, self.high, count)
-            texts = [f"{value * factor:,.6g}".replace(",", "\u202f") for value in values]
+            texts = [f"{value * factor:,.6g}" for value in values]
         else:
             values, digits = list_round_values(self.low * factor, self.high * factor, count)
             texts = [format_number(value, digits, signed) for value in values]

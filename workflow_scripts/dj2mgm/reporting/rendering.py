@@ -120,10 +120,10 @@ def encode_shrunk_image(image: Image.Image, longest_side: int, quality: int = 80
 
 
 def format_number(value: float, digits: int, signed: bool = False) -> str:
-    """Format a number with a true minus and narrow spaces between thousands; `signed` adds a plus, except to zero."""
+    """Format a number with a true minus and commas between thousands; `signed` adds a plus, except to zero."""
     value = round(value, digits) + 0.0  # no minus in front of zero
     text = f"{value:{'+' if signed and value else ''},.{digits}f}"
-    return text.replace("-", "−").replace(",", "\u202f")
+    return text.replace("-", "−")
 
 
 def format_snakemake_command(target: str, settings: dict[str, str]) -> str:
@@ -138,8 +138,8 @@ def list_counts(counts: dict[str, int]) -> str:
 
 
 def format_integer(number: int) -> str:
-    """Format a whole number with narrow no-break spaces: 12345 → "12 345"."""
-    return f"{number:,}".replace(",", "\u202f").replace("-", "−")
+    """Format a whole number with a true minus and commas: 12345 → "12,345"."""
+    return f"{number:,}".replace("-", "−")
 
 
 def join_words(items: list[str]) -> str:

@@ -37,7 +37,7 @@ class RowCount:
 
     def describe(self) -> str:
         rows = f"{'' if self.is_exact else 'at most '}{pluralize(self.rows, 'row')}"
-        return rows if self.different == self.rows else f"{rows}, {self.different} of them different"
+        return rows if self.different == self.rows else f"{rows}, {self.different:,} of them different"
 
 
 def count_training_rows(runs: Runs, run: Run, planned_folders: Collection[Path] = ()) -> dict[str, RowCount]:
@@ -289,7 +289,7 @@ def summarize_jobs(
     trainings = sorted(reversed(trainings), key=lambda training: training[0].seed)  # jobs come from the targets back
     count = f"{pluralize(len(stages), 'stage')} would run"
     lines = ["", *(line for text in missing for line in _wrap(f"First: {text}."))]
-    lines.append(f"Summary: {count}, {len(trainings)} of them a training.")
+    lines.append(f"Summary: {count}, {len(trainings):,} of them a training.")
     planned_folders = {Path(file).parent for job in stages for file in job.files}
     lines += [f"  {_describe_training(runs, *training, planned_folders)}" for training in trainings[:MAX_TRAININGS]]
     if len(trainings) > MAX_TRAININGS:

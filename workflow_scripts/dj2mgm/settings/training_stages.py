@@ -120,7 +120,7 @@ def describe_steps(stage: str, settings: Any, rows: int) -> str:
     passes = count_samples(settings, rows) / rows
     risk = f". About {passes:.0f} passes over the same {pluralize(rows, 'row')} may memorize them"
     return (
-        f"{samples} only {pluralize(planned_steps, 'step')}, so the stage {stage} adds epochs and takes {steps} "
+        f"{samples} only {pluralize(planned_steps, 'step')}, so the stage {stage} adds epochs and takes {steps:,} "
         f"({stage}.min_steps: {settings.min_steps}, because a training of fewer steps hardly changes a model)"
         f"{risk if passes > HARMLESS_PASSES else ''}"
     )

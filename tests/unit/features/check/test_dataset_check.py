@@ -216,7 +216,7 @@ def test_power_is_that_of_the_deciding_score(check, tmp_path):
     answer = " ".join(printed[printed.index("Enough for a verdict?") : printed.index("Thumbnails")].split())
     assert re.findall(r"\d\.\d+", answer) == [size.difference for size in captions.sizes]
     assert answer.startswith("Enough for a verdict? Yes, for differences of at least 0.129 in the log-likelihood of ")
-    assert "50 % of what dj_synth gains" in answer and "500 held-out images (5000 photos)" in answer
+    assert "50 % of what dj_synth gains" in answer and "500 held-out images (5,000 photos)" in answer
     noise = TYPICAL_NOISE["caption_log_likelihood"]
     smallest = compute_expected_contrast(Noise(noise, noise / 500**0.5, ("", "")), 24, 3).compute_detectable()
     assert (captions.sizes[0].images, captions.sizes[0].difference) == (24, f"{smallest:.3f}")
@@ -310,4 +310,4 @@ def test_large_images_are_named_for_models_that_keep_their_size(check, tmp_path)
     Image.new("RGB", (2400, 1000)).save(tmp_path / "photos/011.png")
     Image.new("RGB", (1000, 1000)).save(tmp_path / "photos/012.png")
     text = " ".join(write_console_text(check("photos"), Path("check.html")).split())
-    assert "The largest opened image has 2400 × 1000 pixels." in text and "about 2343 tokens" in text
+    assert "The largest opened image has 2400 × 1000 pixels." in text and "about 2,343 tokens" in text

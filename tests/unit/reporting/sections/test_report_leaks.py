@@ -43,9 +43,9 @@ def test_section_shows_counts_treatment_and_file(monkeypatch, config):
     page = write_report(monkeypatch, config)
     elements = Elements(page.read_text(encoding="utf-8"))
     text = elements.text()
-    assert "held-out images1533341 234–––" in text and "textvqa5 00012175 001312" in text
+    assert "held-out images1533341,234–––" in text and "textvqa5,00012175,001312" in text
     assert "baseline was trained on these rows." in text
-    assert "dj_synth dropped 1 100 pairs (after the filters) and 7 instructions." in text
+    assert "dj_synth dropped 1,100 pairs (after the filters) and 7 instructions." in text
     [link] = [target for target in elements.attributes("href") if not target.startswith(("#", "explorer/"))]
     assert link == "../datasets/shapes/leaks%20and%20more/leaks.jsonl"
     assert "leaks" in elements.attributes("id")

@@ -71,11 +71,11 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
     """Yield the sentences about the rows of a split: their numbers first, then problems and lengths."""
     left_out = f"; left out: {join_words([*map(_show, split.left_out)])}" if split.left_out else ""
     bad = f"; {describe_fate(split, check)}: {join_words([*map(_show, split.bad)])}" if split.bad else ""
-    yield f"{split.title.capitalize()}: {split.trained} of {split.rows} rows to train on{bad}{left_out}."
+    yield f"{split.title.capitalize()}: {split.trained:,} of {split.rows:,} rows to train on{bad}{left_out}."
     if split.opened < split.written:
-        yield f"{MAX_OPENED} images were opened, spread over the rows; of the others, only the file was looked up."
+        yield f"{MAX_OPENED:,} images were opened, spread over the rows; of the others, only the file was looked up."
         if damaged := sum(part.count for part in split.bad if part.reason == IMAGE_PROBLEMS["undecodable"]):
-            yield f"Of all rows, about {round(damaged * split.written / split.opened)} may have a damaged image."
+            yield f"Of all rows, about {round(damaged * split.written / split.opened):,} may have a damaged image."
     if split.split == "pretrain":
         yield (
             "The recipe's limits, such as on the length of captions, may drop more rows; this command counts them: "
@@ -85,9 +85,9 @@ def iterate_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str]:
     if split.words:
         yield f"Words: {_show_lengths(split.words)}."
     if split.tokens:
-        sample = f" in {split.measured} rows" if split.measured < split.written else ""
+        sample = f" in {split.measured:,} rows" if split.measured < split.written else ""
         is_longer = "row is" if split.cut == 1 else "rows are"
-        cut = f"; {split.cut} {is_longer} longer than max_length ({check.max_length}) and cut" if split.cut else ""
+        cut = f"; {split.cut:,} {is_longer} longer than max_length ({check.max_length:,}) and cut" if split.cut else ""
         yield f"Tokens of the model {check.model}{sample}: {_show_lengths(split.tokens)}{cut}. An image adds its own."
     elif not check.model and split is check.splits[0]:
         yield "`model=<name>` adds the lengths in tokens."
@@ -111,8 +111,8 @@ def _list_size_sentences(split: SplitCheck, check: DatasetCheck) -> Iterator[str
     if tokens > limit:
         yield (
             f"The largest opened image has {width} × {height} pixels. Qwen2.5-VL and Qwen3-VL keep this size and need "
-            f"about {tokens} tokens for it, but a row may have {limit}, so they would refuse it. Shrink your images "
-            f"before you use these models: {SHRINK_IMAGES}"
+            f"about {tokens:,} tokens for it, but a row may have {limit:,}, so they would refuse it. Shrink your "
+            f"images before you use these models: {SHRINK_IMAGES}"
         )
 
 
@@ -136,7 +136,7 @@ def _describe_metric(metric: MetricPower, check: DatasetCheck) -> str:
                 f"A comparison with {metric.seeds} seeds finds a difference of this size in four of five cases.",
             ]
         else:
-            photos = f" ({math.ceil(size.images / check.held_out_share)} photos)" if check.held_out_share else ""
+            photos = f" ({math.ceil(size.images / check.held_out_share):,} photos)" if check.held_out_share else ""
             sentences.append(f"With {size.images} held-out images{photos}: at least {size.difference}.")
     return " ".join(sentences if len(sentences) > 1 else ["No.", *sentences])
 
@@ -151,7 +151,7 @@ def _answer(size: Detectable, title: str) -> str:
 
 
 def _show(part: LeftOut) -> str:
-    return f"{part.count} {part.reason}{_show_examples(part)}"
+    return f"{part.count:,} {part.reason}{_show_examples(part)}"
 
 
 def _show_examples(part: LeftOut) -> str:

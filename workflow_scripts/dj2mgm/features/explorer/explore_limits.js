@@ -12,7 +12,7 @@ function element(name, attributes = {}, ...children) {
 }
 
 const TYPING_MS = 200; // pause after which the typed words are searched
-const grouped = (number) => number.toLocaleString("en").replaceAll(",", "\u202f");
+const grouped = (number) => number.toLocaleString("en");
 const dropped = (count) => `${grouped(count)} dropped`;
 const shown = (value) => (Number.isInteger(value) ? grouped(value) : Number(value.toPrecision(4)).toString());
 

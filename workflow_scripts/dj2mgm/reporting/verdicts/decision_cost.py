@@ -286,7 +286,7 @@ def describe_images(more: int) -> str:
     """Return a number of further images, rounded up to two digits."""
     unit = 10 ** max(0, len(str(more)) - 2)
     number = -(-more // unit) * unit
-    return pluralize(number, "more held-out image", format_integer(number))
+    return pluralize(number, "more held-out image")
 
 
 def _build_decide_command(comparison: ExperimentPair, budget: int) -> str:
