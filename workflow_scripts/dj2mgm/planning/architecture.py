@@ -150,16 +150,26 @@ class MGMArchitecture(Architecture):
     def count_image_bytes(self, dtype: torch.dtype) -> int:
         return 3 * self.config.image_size_aux**2  # three channels of bytes
 
+    def build(self, dtype: torch.dtype) -> PreTrainedModel:
+        model = super().build(dtype)
+        with torch.no_grad():  # caches the weights of interpolations, so that the first trace equals all others
+            model.model.get_image_features(self._make_pixels(1))
+        return model
+
     def _make(self) -> PreTrainedModel:
         return MGMForConditionalGeneration(self.config)
+
+    def _make_pixels(self, images: int) -> torch.Tensor:
+        side = self.config.image_size_aux
+        return torch.empty(images, 3, side, side, device="meta")
 
     def get_language_model(self, model: PreTrainedModel) -> nn.Module:
         return model.base_model.language_model
 
     def _compute_loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
         text_embeddings = self._embed_tokens(model, batch.samples, batch.sequence_length - self.image_tokens)
-        side, language_model = self.config.image_size_aux, self.get_language_model(model)
-        pixels = torch.empty(math.ceil(batch.samples * batch.images_per_sample), 3, side, side, device="meta")
+        language_model = self.get_language_model(model)
+        pixels = self._make_pixels(math.ceil(batch.samples * batch.images_per_sample))
         image_embeddings = model.model.get_image_features(pixels)[: batch.samples]
         embeddings = torch.cat([image_embeddings * 1.0, text_embeddings], dim=1)  # scaled, like Gemma's word embeddings
         positions = torch.empty(batch.samples * batch.answer_tokens, dtype=torch.long, device="meta")
