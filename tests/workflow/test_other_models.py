@@ -16,19 +16,20 @@ def test_model_without_stage_1_trains_on_all_data(fresh):
     model["settings"]["evaluate"]["max_new_tokens"] = 8
     write_yaml(fresh.folder / "config/models/one.yaml", model)
     printed = fresh.run("baseline", config=("model=one",))
-    assert "pretrain" not in printed and not fresh.result("pretrain").exists()
+    results = fresh.result("", model="one")
+    assert "pretrain" not in printed and not (results / "pretrain").exists()
 
-    counts, record = (read_json(fresh.result(name)) for name in ("jsonl/summary.json", "finetune/metrics.json"))
+    counts, record = (read_json(results / name) for name in ("jsonl/summary.json", "finetune/metrics.json"))
     assert record["rows"] == counts["pretrain"]["rows_out"] + counts["finetune"]["rows_out"]
     assert record["samples"] == 3 * 8
     assert record["engine"]["zero_stage"] == 3 and record["steps"] == 3
     assert record["memory_plan"]["host_gib"] == pytest.approx(record["peak_host_rss_gib"], rel=0.5)
-    assert (fresh.result("finetune/adapter/adapter_model.safetensors")).is_file()
-    table = pd.read_csv(fresh.result("report/comparison.csv"))
+    assert (results / "finetune/adapter/adapter_model.safetensors").is_file()
+    table = pd.read_csv(results / "report/comparison.csv")
     metrics = table.groupby("group")["metric"].agg(set)
     for group in ("base/own", "base/shuffled", "finetune/own", "finetune/shuffled"):
         assert {"clip_score", "vqa_accuracy", "attribute_accuracy"} <= metrics[group]
-    page = fresh.result("report/report.html").read_text(encoding="utf-8")
+    page = (results / "report/report.html").read_text(encoding="utf-8")
     assert "Before training, shuffled images" in page and "<h3>Fine-tuning</h3>" in page
     assert not any(words in page for words in ("Stage 1", "Stage 2"))
     assert fresh.job_counts("baseline", config=("model=one",)) == {}, "nothing is left to do"

@@ -62,12 +62,14 @@ def test_the_fetched_model_and_dataset_are_known(tmp_path, monkeypatch):
 def test_the_commands_succeed(synthesized, licensed):
     folder = synthesized.folder
     page = "results/shapes/tiny/report/report.html"
-    assert page in PAGE and (folder / page).with_name("verdict.json").is_file()
-    [explore] = [words for words in COMMANDS if words[0] == "python"]
+    assert page in PAGE and (folder / page.replace("shapes/tiny", "small/small")).with_name("verdict.json").is_file()
+    [explore] = [
+        [word.replace("shapes/tiny", "small/small") for word in words] for words in COMMANDS if words[0] == "python"
+    ]
     subprocess.run([sys.executable, *explore[1:]], cwd=folder, check=True)
     assert (folder / explore[-1]).stat().st_size > 10_000
     assert "Power: " in run(synthesized, "plan")
     assert "After 2 of at most 2 seeds, the verdict is withheld" in run(synthesized, "decide")
     run(synthesized, "publish")
     for kind in ("model", "dataset"):
-        assert (folder / f"results/published/shapes/tiny/dj_synth/{kind}/README.md").is_file()
+        assert (folder / f"results/published/small/small/dj_synth/{kind}/README.md").is_file()
