@@ -13,7 +13,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.runs.layers import merge_experiment
 from dj2mgm.runs.stages import STAGES
 from dj2mgm.settings.base import Section, StageSettings
-from dj2mgm.settings.data import FilterSection, FilterSettings, JsonlKeys, JsonlSettings
+from dj2mgm.settings.data import CAPTIONERS, FilterSection, FilterSettings, JsonlKeys, JsonlSettings
 from dj2mgm.settings.training_stages import FinetuneSection, LoraSettings, TuningSection
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import write_yaml
@@ -69,6 +69,15 @@ def test_stages_load_the_files_of_the_workflow(name, tmp_path, monkeypatch):
         if resolved := stage.settings(config, images):
             write_yaml(tmp_path / "config.yaml", resolved.file_content())
             assert load_settings(type(resolved), tmp_path / "config.yaml").file_content() == resolved.file_content()
+
+
+@pytest.mark.parametrize("name", CAPTIONERS)
+def test_each_captioner_can_be_chosen_and_has_a_section(name, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    required = {name: {"model": "somebody/model"}} if name == "openai" else {}
+    config = merge_experiment("dj_synth", {"synthesize": {"captioner": name} | required})
+    settings = STAGES["synthesize"].settings(config, resolve_dataset(config.dataset).images)
+    assert type(settings.captioner) is CAPTIONERS[name] and settings.captioner.name == name
 
 
 def test_a_value_without_a_field_is_an_error():

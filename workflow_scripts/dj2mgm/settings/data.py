@@ -4,7 +4,7 @@ A section holds keys of config.yaml. `…Settings` add values of the run: a stag
 Training reads the prompts, too, so that its checkpoints answer the same questions.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Union
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
@@ -121,23 +121,6 @@ class OpenaiCaptioner(Section):
     )
 
 
-class SynthesizeSection(Section):
-    """The synthesize stage."""
-
-    recipe: Name | None = setting(
-        None, "file config/recipes/<name>.yaml; null: training uses the filtered data unchanged"
-    )
-    captioner: Literal["mgm", "blip2", "openai"] = setting(
-        "mgm",
-        "mgm: a model that this workflow trained; blip2: Data-Juicer's operator; openai: a server (docs/data.md)",
-    )
-    mgm: MgmCaptioner = section(MgmCaptioner, "captioner mgm")
-    blip2: Blip2Captioner = section(Blip2Captioner, "captioner blip2: Data-Juicer's image_captioning_mapper")
-    openai: OpenaiCaptioner = section(
-        OpenaiCaptioner, "captioner openai: chat completions of OpenAI, vLLM, SGLang or `transformers serve` over HTTP"
-    )
-
-
 class CaptionerSettings(StageSettings):
     """The captioner of a run.
 
@@ -199,7 +182,25 @@ class ServerCaptionerSettings(OpenaiCaptioner, CaptionerSettings):
         return {"openai_captioning_mapper": self.model_dump(exclude={"name"})}
 
 
+# by name; `SynthesizeSection` has a section for each
 CAPTIONERS = {"mgm": TrainedCaptionerSettings, "blip2": DataJuicerCaptionerSettings, "openai": ServerCaptionerSettings}
+
+
+class SynthesizeSection(Section):
+    """The synthesize stage."""
+
+    recipe: Name | None = setting(
+        None, "file config/recipes/<name>.yaml; null: training uses the filtered data unchanged"
+    )
+    captioner: Literal[*CAPTIONERS] = setting(
+        "mgm",
+        "mgm: a model that this workflow trained; blip2: Data-Juicer's operator; openai: a server (docs/data.md)",
+    )
+    mgm: MgmCaptioner = section(MgmCaptioner, "captioner mgm")
+    blip2: Blip2Captioner = section(Blip2Captioner, "captioner blip2: Data-Juicer's image_captioning_mapper")
+    openai: OpenaiCaptioner = section(
+        OpenaiCaptioner, "captioner openai: chat completions of OpenAI, vLLM, SGLang or `transformers serve` over HTTP"
+    )
 
 
 class RecipeStageSettings(FilterSection, ImageRootSettings):
@@ -220,13 +221,7 @@ class SynthesizeSettings(RecipeStageSettings, SeedSettings):
 
     gpus: int = setting(ge=1)
     clip: str = setting(..., "folder or hub id of the CLIP that operators use")
-    captioner: (
-        Annotated[
-            TrainedCaptionerSettings | DataJuicerCaptionerSettings | ServerCaptionerSettings,
-            Field(discriminator="name"),
-        ]
-        | None
-    )
+    captioner: Annotated[Union[*CAPTIONERS.values()], Field(discriminator="name")] | None
     captions: str = setting(..., "folder of the captioners' answers, shared by all experiments")
     writer: str = setting("", "name of this run's file of answers; by default from the name of the output folder")
     evaluation_images: str | None = setting(None, "folder of held-out images; left out if no instructions are written")
