@@ -1,6 +1,7 @@
 """Caption length as a metric.
 
-Copied into workflow_scripts/dj2mgm/evaluation/caption_metrics.py; the last line of `CaptionJudge.metrics` then is
+Copied into workflow_scripts/dj2mgm/evaluation/caption_metrics.py. The last line of `CaptionJudge.compute_metrics` then
+is
 
         return clip_metrics | measure_attributes(captions, self.rows) | length_metrics(captions, self.rows)
 """

@@ -4,6 +4,7 @@ Operator, benchmark and chat template have separate tests, which docs/extending.
 """
 
 import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from types import ModuleType
 import pytest
 import yaml
 
+from dj2mgm.evaluation.caption_metrics import CaptionJudge
 from dj2mgm.evaluation.groups import estimate_metrics
 from dj2mgm.health import diagnosis
 from dj2mgm.health.failure_signature import read_log
@@ -41,8 +43,8 @@ NEW = {  # files that a reader of docs/extending.md creates
     "config/chat_templates/phi3.yaml",
     "config/models/mgm-phi3.yaml",
     "rules/count_words.smk",
-    "tests/fixtures/logs/too-many-open-files.log",
-    "tests/fixtures/logs/too-many-open-files.near-miss.log",
+    "tests/fixtures/logs/a-network-folder-was-unmounted.log",
+    "tests/fixtures/logs/a-network-folder-was-unmounted.near-miss.log",
     "workflow_scripts/count_words.py",
     "workflow_scripts/dj2mgm/features/challenge/benchmarks/yes_no.py",
     "workflow_scripts/dj2mgm/juicer/operators/color_captioning_mapper.py",
@@ -50,7 +52,8 @@ NEW = {  # files that a reader of docs/extending.md creates
 }
 IMPORT = r"^from dj2mgm[\w.]* import (?:\([^)]*\)|[^(]+?)$"  # in a Snakefile
 TOP = ("config", "docs", "rules", "tests", "workflow_scripts")
-ROOM = re.compile(r"`((?:config|data|juicer|mgm|memory|training|evaluation|reporting)/[\w/]+\.py)`")
+PACKAGES = "|".join(sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py")))
+IN_LIBRARY = re.compile(rf"`((?:{PACKAGES})/[\w/]+\.py)`")
 
 
 def load(name: str) -> ModuleType:
@@ -77,8 +80,8 @@ def tree() -> list[str]:
 
 @pytest.mark.parametrize("text", [EXTENDING, WITHOUT_TABLES], ids=["extending", "architecture"])
 def test_each_path_in_code_format_exists(text):
-    in_library = set(ROOM.findall(text))
-    assert {path for path in in_library if not (PROJECT / "workflow_scripts/dj2mgm" / path).is_file()} == set()
+    in_library = set(IN_LIBRARY.findall(text))
+    assert in_library and {path for path in in_library if not (LIBRARY / path).is_file()} == set()
     assert {path for path in paths_in(text) - in_library - NEW if not (PROJECT / path).exists()} == set()
 
 
@@ -107,13 +110,30 @@ def test_snakemake_starts_without_torch_and_data_juicer(tmp_path):
     assert [path for path in modules if slow.search(path.read_text(encoding="utf-8"))] == []
 
 
-def test_places_in_architecture_define_the_named_objects():
-    entries = re.findall(r"`([\w/.]+)` \(`(\w+)`\)", ARCHITECTURE.split("## Where to find")[1].split("\n## ")[0])
+def defines(file: Path, name: str) -> bool:
+    """Return whether a file defines a name, or the class and the method of `Class.method`."""
+    text = file.read_text(encoding="utf-8")
+    first, _, method = name.partition(".")
+    patterns = [rf"^ *(- )?(def |class )?{first}\b", *([rf"^    def {method}\b"] if method else [])]
+    return all(re.search(pattern, text, flags=re.MULTILINE) for pattern in patterns)
+
+
+@pytest.mark.parametrize("text", [EXTENDING, ARCHITECTURE], ids=["extending", "architecture"])
+def test_named_files_define_the_named_objects(text):
+    entries = re.findall(r"`([\w/.]+)`\s\(`([\w.]+)`", text)
     assert len(entries) > 10
     for path, name in entries:
         file = LIBRARY / path if (LIBRARY / path).is_file() else PROJECT / path
-        defined = rf"^ *(- )?(def |class )?{name}\b"
-        assert re.search(defined, file.read_text(encoding="utf-8"), flags=re.MULTILINE), f"{path} lacks {name}"
+        assert defines(file, name), f"{path} lacks {name}"
+
+
+def test_classes_and_constants_in_code_format_are_defined():
+    texts = [EXTENDING, ARCHITECTURE, *(path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py"))]
+    names = set(re.findall(r"`((?:[A-Z][A-Z_]+|[A-Z]\w*[a-z]\w*)(?:\.\w+)?)`", "\n".join(texts)))
+    files = [*SCRIPTS.rglob("*.py"), *(PROJECT / "rules").rglob("*.smk"), PROJECT / "Snakefile"]
+    foreign = {"AutoModelForImageTextToText", "Snakefile"}
+    assert "CaptionJudge.compute_metrics" in names
+    assert {name for name in names - foreign if not any(defines(file, name) for file in files)} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(PROJECT).as_posix())
@@ -143,8 +163,10 @@ def test_the_captioner_writes_a_caption_for_each_image(tmp_path):
     assert ["a mostly red picture" in texts[0], "a mostly blue picture" in texts[1]] == [True, True]
 
 
-def test_the_metric_has_a_mean_and_an_interval():
-    metrics = load("metric").length_metrics(["a red circle", "a dog"], [{"image_id": "a"}, {"image_id": "b"}])
+def test_the_metric_has_a_mean_and_an_interval_and_is_called_in_the_last_line():
+    module, last_line = load("metric"), inspect.getsource(CaptionJudge.compute_metrics).splitlines()[-1]
+    assert f"{last_line} | length_metrics(captions, self.rows)\n" in module.__doc__
+    metrics = module.length_metrics(["a red circle", "a dog"], [{"image_id": "a"}, {"image_id": "b"}])
     words = estimate_metrics(metrics)["caption_words"]
     assert words.mean == 2.5 and words.images == 2 and words.low < 2.5 < words.high
 
@@ -156,11 +178,15 @@ def test_the_doctors_check_judges_the_number_of_cores(cores, status):
 
 
 def test_the_signature_is_found_in_a_log_and_explained(tmp_path, monkeypatch):
-    monkeypatch.setattr(diagnosis, "SIGNATURES", (load("signature").TOO_MANY_FILES,))
+    signature = load("signature").UNMOUNTED_FOLDER
+    assert signature.title not in {known.title for known in diagnosis.SIGNATURES}
+    assert f"tests/fixtures/logs/{build_anchor(signature.title)}.log" in NEW
     log = tmp_path / "stage.log"
-    log.write_text("step 3\nOSError: [Errno 24] Too many open files: 'a.jpg'\n")
+    log.write_text("step 3\nOSError: [Errno 107] Transport endpoint is not connected: 'a.jpg'\n")
+    assert diagnosis.find_cause(read_log(log)) is None
+    monkeypatch.setattr(diagnosis, "SIGNATURES", (signature,))
     text = str(diagnosis.find_cause(read_log(log)))
-    assert "Too many open files" in text and "a.jpg" in text and "ulimit -n" in text
+    assert "A network folder was unmounted" in text and "a.jpg" in text and "fusermount" in text
     log.write_text("OSError: [Errno 28] No space left on device\n")
     assert diagnosis.find_cause(read_log(log)) is None
 
