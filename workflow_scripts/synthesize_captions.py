@@ -28,7 +28,7 @@ with torch_imports():
 
     from dj2mgm.compute import set_seed, use_cpu_threads
     from dj2mgm.data.images import HeldOutImages
-    from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE, convert_instructions, make_slots
+    from dj2mgm.data.instruction_rows import convert_instructions, make_slots
     from dj2mgm.errors import InputError
     from dj2mgm.juicer.patched_data_juicer import prepare_process
     from dj2mgm.juicer.recipe_settings import (
@@ -39,6 +39,7 @@ with torch_imports():
         prepare_synthesis,
     )
     from dj2mgm.juicer.run_recipe import SYNTHESIZED, configure_log, run_recipe
+    from dj2mgm.records import INSTRUCTIONS_FILE
     from dj2mgm.settings.data import SynthesizeSettings
     from dj2mgm.settings.validation import load_settings
     from dj2mgm.storage.files import write_jsonl

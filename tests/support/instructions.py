@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 
 from dj2mgm.data.formats import build_conversation
-from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE, convert_instructions
+from dj2mgm.data.instruction_rows import convert_instructions
 from dj2mgm.juicer.recipe_settings import CaptionerModel
 from dj2mgm.juicer.run_recipe import SYNTHESIZED, run_recipe
 from dj2mgm.models.mgm.mgm_family import MGMFamily
+from dj2mgm.records import INSTRUCTIONS_FILE
 from dj2mgm.settings.models import read_chat_template
 from dj2mgm.storage.files import write_jsonl, write_yaml
 from synthesis import build_synthesis_settings, read_synthesize_settings

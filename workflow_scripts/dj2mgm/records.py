@@ -20,6 +20,7 @@ SIZE_REASONS = ("sampled", "over_max_samples", "over_size", "over_budget")  # of
 VERDICT_FILE = "verdict.json"  # next to a page: verdicts, and signs that a model has learned nothing
 VERDICT_VERSION = 1  # of the file's format
 DECISION_FILE = "decision.json"  # next to the looks of `decide`: verdict and statement of the last one
+INSTRUCTIONS_FILE = "instructions.jsonl"  # rows of data/instruction_rows.py in the folder of the synthesize stage
 ABSENT = object()
 
 

@@ -22,7 +22,6 @@ from dj2mgm.errors import pluralize
 from dj2mgm.storage.image_files import compute_image_digest
 from dj2mgm.storage.streaming import DiskMap
 
-INSTRUCTIONS_FILE = "instructions.jsonl"  # file of these rows in the folder of the synthesize stage
 # columns of the recipe's operators in addition to the columns of pairs, with the value of a missing key
 COLUMNS = {"question": "", "slot": 0, "caption": "", "asked": []}
 

@@ -11,10 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER
 from dj2mgm.errors import InputError
-from dj2mgm.records import PageSettings
+from dj2mgm.records import INSTRUCTIONS_FILE, PageSettings
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.pages import build_page_settings, list_page_experiments, locate_stage_folders
 from dj2mgm.runs.stages import InputKind, Run

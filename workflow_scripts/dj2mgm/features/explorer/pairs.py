@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from dj2mgm.data.formats import extract_caption
-from dj2mgm.data.instruction_rows import INSTRUCTIONS_FILE
 from dj2mgm.errors import InputError
 from dj2mgm.features.explorer.row_table import (
     DISTANCE,
@@ -33,7 +32,13 @@ from dj2mgm.features.explorer.row_table import (
     build_word_column,
 )
 from dj2mgm.recipes.catalogue import label_statistic
-from dj2mgm.records import RecipeSummary, describe_clip_doubt, read_image_root, read_recipe_summary
+from dj2mgm.records import (
+    INSTRUCTIONS_FILE,
+    RecipeSummary,
+    describe_clip_doubt,
+    read_image_root,
+    read_recipe_summary,
+)
 from dj2mgm.storage.files import read_jsonl, read_yaml
 from dj2mgm.storage.streaming import DiskMap
 

@@ -17,6 +17,7 @@ from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.images import BadImageError, detect_suffix
 from dj2mgm.errors import InputError, quote_value
 from dj2mgm.features.publish.publish_settings import ExportSettings
+from dj2mgm.features.publish.run_record import format_inline_code
 from dj2mgm.records import RecipeSummary
 from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.image_files import read_file, read_file_size
@@ -36,7 +37,6 @@ COLUMNS = {
     "llava": "Keys of a row's `about`",
     "dj": "Keys of a row's `about`",
 }
-ESCAPED_MARKS = str.maketrans({"|": "\\|", "`": "'"})
 SIZE_CATEGORIES = (
     (10**3, "n<1K"),
     (10**4, "1K<n<10K"),
@@ -237,11 +237,6 @@ def _list_steps(dataset: dict, stages: dict[str, RecipeSummary]) -> list[str]:
         *([f"| held out for evaluation | {pairs + held_out} | {held_out} | {pairs} |"] if held_out else []),
         *(f"| `{step.operator}` | {step.rows_in} | {step.dropped} | {step.rows_out} |" for step in steps),
     ]
-
-
-def format_inline_code(text: str) -> str:
-    """Return a name as inline code; names are untrusted and may contain digits and Markdown marks."""
-    return f"`{' '.join(text.split()).translate(ESCAPED_MARKS)}`"
 
 
 def _escape_cell(text: str) -> str:
