@@ -5,14 +5,13 @@ import re
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.evaluation.groups import is_share
-from dj2mgm.features.publish.publish_settings import PublishSettings, build_license_keys
+from dj2mgm.features.publish.publish_settings import PublishSettings, build_license_keys, format_inline_code
 from dj2mgm.features.publish.run_record import (
     RECORDS,
     RunRecord,
     build_license_table,
     build_row_count_table,
     format_command,
-    format_inline_code,
     format_recipes,
     format_section,
     make_pointer,

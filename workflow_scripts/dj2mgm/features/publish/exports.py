@@ -16,8 +16,7 @@ import yaml
 from dj2mgm.data.formats import build_conversation, build_dj_text
 from dj2mgm.data.images import BadImageError, detect_suffix
 from dj2mgm.errors import InputError, quote_value
-from dj2mgm.features.publish.publish_settings import ExportSettings
-from dj2mgm.features.publish.run_record import format_inline_code
+from dj2mgm.features.publish.publish_settings import ExportSettings, format_inline_code
 from dj2mgm.records import RecipeSummary
 from dj2mgm.storage.files import write_json_list, write_jsonl
 from dj2mgm.storage.image_files import read_file, read_file_size

@@ -1,4 +1,4 @@
-"""Settings of published models and exported data, and the licenses of data and models."""
+"""Settings of published models and exported data, licenses of data and models, and names in cards."""
 
 from typing import Annotated, Literal
 
@@ -10,6 +10,8 @@ from dj2mgm.settings.base import ImageRootSettings, StageSettings, setting
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.dataset_files import ReadableDataset, ReadableSources
 from dj2mgm.settings.string_formats import has_format, make_name
+
+ESCAPED_MARKS = str.maketrans({"|": "\\|", "`": "'"})
 
 
 class SharedPairs(StageSettings):
@@ -88,3 +90,8 @@ def build_license_keys(*licenses: str) -> dict[str, str]:
     if len(names) == 1 and names[0].lower() in HUB_LICENSES:
         return {"license": names[0].lower()}
     return {"license": "other", "license_name": ", ".join(names)}
+
+
+def format_inline_code(text: str) -> str:
+    """Return a name as inline code; names are untrusted and may contain digits and Markdown marks."""
+    return f"`{' '.join(text.split()).translate(ESCAPED_MARKS)}`"

@@ -18,7 +18,7 @@ import yaml
 from safetensors import SafetensorError
 
 from dj2mgm.errors import InputError
-from dj2mgm.features.publish.publish_settings import PublishSettings
+from dj2mgm.features.publish.publish_settings import PublishSettings, format_inline_code
 from dj2mgm.recipes.catalogue import INSTRUCTIONS
 from dj2mgm.records import read_verdicts
 from dj2mgm.storage.files import copy_plain, read_json, read_yaml, write_json
@@ -26,13 +26,7 @@ from dj2mgm.storage.files import copy_plain, read_json, read_yaml, write_json
 RECORDS = "records"
 MARKER = "experiment.json"  # marks a repository that was published from here
 MAX_RECORD_BYTES = 1 << 30
-ESCAPED_MARKS = str.maketrans({"|": "\\|", "`": "'"})
 UNIT_FACTORS = {"%": 100, "points": 100}  # factors by which a share is multiplied
-
-
-def format_inline_code(text: str) -> str:
-    """Return a name as inline code; names are untrusted and may contain digits and Markdown marks."""
-    return f"`{' '.join(text.split()).translate(ESCAPED_MARKS)}`"
 
 
 class RunRecord:
