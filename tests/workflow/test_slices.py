@@ -1,4 +1,4 @@
-"""Deleting a feature is deleting its folders: the rest parses, plans, keeps its layers and its documents' links."""
+"""Deleting a feature is deleting its folders: the rest parses, plans and keeps its layers."""
 
 import re
 import shutil

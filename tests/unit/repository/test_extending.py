@@ -97,6 +97,21 @@ def test_table_of_modules_has_each_module_of_the_library():
     assert entries == set(re.findall(r"^\| \d+ \| `([\w.]+/?)` \| \S", ARCHITECTURE, flags=re.MULTILINE))
 
 
+def test_each_feature_has_a_page():
+    features = {path.parent.name for path in LIBRARY.glob("features/*/__init__.py")}
+    assert features == {path.stem for path in (PROJECT / "docs/features").glob("*.md")}
+
+
+def test_each_hook_of_features_is_listed():
+    hooks = ARCHITECTURE.split("## The parts of one feature")[1].split("\n## ")[0]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS.rglob("*.py"))
+    parts = set(re.findall(r'import_feature_modules\("(\w+)"\)', code))
+    assert parts == set(re.findall(r"features/<name>/(?:<name>_)?(\w+)(?:\.py|/)", hooks))
+    rules = "\n".join(path.read_text(encoding="utf-8") for path in (PROJECT / "rules/features").glob("*.smk"))
+    extended = set(re.findall(r"^([A-Z_]+)(?:\[.+\] =|\.append|\.add| \|=)", rules, flags=re.MULTILINE))
+    assert extended == set(re.findall(r"^- `([A-Z_]+)`: ", hooks.split("In the rules of the slice:")[1], re.MULTILINE))
+
+
 def test_snakemake_starts_without_torch_and_data_juicer(tmp_path):
     rules = [PROJECT / "Snakefile", *(PROJECT / "rules").rglob("*.smk")]
     imports = [re.findall(IMPORT, path.read_text(encoding="utf-8"), flags=re.MULTILINE) for path in rules]
