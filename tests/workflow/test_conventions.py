@@ -7,7 +7,9 @@ import zipfile
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
+from dj2mgm.runs.layers import EMBEDDED_DEFAULTS
 from forked_snakemake import run_snakemake
 from paths import PROJECT
 
@@ -52,6 +54,15 @@ def test_ci_uses_commands_of_the_makefile_and_readme():
     targets = {re.search(r"\bmake ([\w-]+)$", command)[1] for command in commands}
     assert targets == {"lint", "test", "test-slurm", "baseline"} and targets <= set(MAKE_TARGETS)
     assert all(f"make {target}" in read("README.md") for target in targets - {"lint"})
+
+
+def test_ci_tests_each_python_and_keeps_the_report():
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    supported = [f"3.{minor}" for minor in range(9, 20) if f"3.{minor}" in SpecifierSet(project["requires-python"])]
+    assert CI["jobs"]["tests"]["strategy"]["matrix"]["python"] == supported
+    [files] = [step["with"]["path"] for step in CI["jobs"]["baseline"]["steps"] if "upload" in step.get("uses", "")]
+    report = f"results/{EMBEDDED_DEFAULTS['dataset']}/{EMBEDDED_DEFAULTS['model']}/baseline/report/"
+    assert report in files.split() and f"{report}report.html" in read("README.md")
 
 
 def test_the_citation_names_both_papers():
