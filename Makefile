@@ -6,7 +6,7 @@
 # make test-fresh the README's two commands and the unit tests on a fresh Debian; as root, with debootstrap installed
 # make lint       install, then lint only
 # make install    everything that pyproject.toml lists, into .venv; files are checked against requirements.lock
-# make operators  list the operators of the installed Data-Juicer, for a review after an upgrade (docs/data.md)
+# make operators  list the operators of the installed Data-Juicer, for a review after an upgrade (docs/data_reference.md)
 # make lmms_eval  lmms-eval into .lmms_eval, for `snakemake evaluate` without conda
 # make lock       writes the *.lock files again after a change of versions in pyproject.toml or requirements-lmms_eval.txt
 #

@@ -66,8 +66,8 @@ from dj2mgm.training.training_data import Collator, ConversationDataset
 
 PLAN_WATCH_S = 1.0  # seconds between two readings of the plan, which another process with a full GPU may have halved
 SLOW_FP8 = (
-    "precision: fp8 made Qwen3-VL, SmolVLM2 and PaliGemma slower, and InternVL3.5 8 % faster (docs/models.md); set "
-    "bf16 unless your own measurement differs"
+    "precision: fp8 made Qwen3-VL, SmolVLM2 and PaliGemma slower, and InternVL3.5 8 % faster (docs/performance.md); "
+    "set bf16 unless your own measurement differs"
 )
 
 

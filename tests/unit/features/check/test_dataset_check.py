@@ -220,7 +220,7 @@ def test_power_is_that_of_the_deciding_score(check, tmp_path):
     noise = TYPICAL_NOISE["caption_log_likelihood"]
     smallest = compute_expected_contrast(Noise(noise, noise / 500**0.5, ("", "")), 24, 3).compute_detectable()
     assert (captions.sizes[0].images, captions.sizes[0].difference) == (24, f"{smallest:.3f}")
-    assert captions.sizes[0].share == pytest.approx(smallest / 0.255)
+    assert captions.sizes[0].share == pytest.approx(smallest / 0.256)
     assert captions.sizes[1].images == 500 and float(captions.sizes[1].difference) < smallest / 2
     questions = [{"type": "x", "question": "What?", "answer": "a"}]
     rows = ({"id": f"e{n}", "image": f"{n:03d}.png", "captions": ["a"], "questions": questions} for n in range(9))
