@@ -219,6 +219,7 @@ def _list_stage_folders(runs: Runs, job: PlannedJob) -> Iterator[str]:
 
 
 MAX_TRAININGS = 6  # trainings listed; a study may have hundreds
+DEFAULT_MINUTES = (4, 13)  # of an experiment on the embedded default (docs/performance.md)
 WIDTH = 80  # columns
 SUFFIX = ".benchmark.tsv"
 SHARED_FOLDERS = {"datasets", "foundation", "models"}
@@ -332,7 +333,8 @@ def _estimate_time(runs: Runs, stages: list[PlannedJob], config_arguments: Itera
         if is_default and not knows_gpu:
             count = len({job.run for job in trainings})
             runs_note = f" for {count} experiments or seeds" if count > 1 else ""
-            return f"about {4 * count} to {11 * count} minutes on two cores{runs_note}"
+            low, high = (minutes * count for minutes in DEFAULT_MINUTES)
+            return f"about {low} to {high} minutes on two cores{runs_note}"
         if not knows_gpu and all(runs.by_folder(job.run).config.model.trained_by_workflow for job in trainings):
             return "trainings have not run here yet; the first steps of each tell its time"
         card = [] if knows_gpu else ["gpu=rtx-4090"]
