@@ -34,11 +34,11 @@ with project_imports():
     from dj2mgm.features.fetch.repositories import (
         RESUME_REMEDY,
         HubSource,
+        build_dataset_source,
         build_model_source,
         check_room,
         convert,
         download,
-        find_dataset_source,
         look_up,
     )
     from dj2mgm.model_files.missing_models import (
@@ -71,7 +71,7 @@ def main() -> None:
     missing_models = find_missing_models(config.model)
     model_downloads = find_downloads(config.model, missing_models)
     sources = [build_model_source(model_download) for model_download in model_downloads]
-    if dataset := find_dataset_source(config.dataset):
+    if dataset := build_dataset_source(config.dataset):
         sources.append(dataset)
     if not sources and not missing_models and not missing_data:
         print(f"nothing to fetch: the model {config.model.name} and the dataset {config.dataset} are on this machine")

@@ -367,7 +367,7 @@ def find_differences(reference: Section, other: Section) -> Iterator[SettingDiff
             yield SettingDifference(name, values, default, field is None or read_extra(field, RETRAINS, True))
 
 
-def list_settings(settings: Section) -> Iterator[tuple[str, Any]]:
+def list_settings(settings: Section | dict) -> Iterator[tuple[str, Any]]:
     """Yield the dotted name and the value of each setting."""
     yield from ((name, value) for name, (value, _) in _flatten(settings))
 

@@ -359,7 +359,7 @@ def read_model_type(config: dict) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def check_format(location: str, config: dict) -> None:
+def check_model_type(location: str, config: dict) -> None:
     """Check that transformers, without code of the folder, reads a model with this config.json.
 
     Raises:
@@ -388,7 +388,7 @@ def check_vision_language_model(location: str, folder: Path) -> None:
         InputError: the message begins with `location`.
     """
     config = read_json_config(folder / "config.json")
-    check_format(location, config)
+    check_model_type(location, config)
     if read_model_type(config) not in WITHOUT_CHAT and not has_chat_template(folder):
         raise InputError(
             f"{location}: {folder} has no chat template, without which no prompt can be written. Name the "

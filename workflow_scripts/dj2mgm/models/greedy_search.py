@@ -99,7 +99,7 @@ class GreedySearch:
 
     def _read_by_row(self, prompts: Prompts, ids: torch.Tensor, mask: torch.Tensor) -> Iterator[tuple]:
         """Let the model read prompts (B, T); yield the outputs of `read_tokens` for one part of the rows at a time."""
-        for rows in split_rows(0, len(ids), ids.shape[1]):
+        for rows in split_batch(0, len(ids), ids.shape[1]):
             cache = make_cache(self.model)
             yield read_tokens(self.model, prompts.make_inputs, ids[rows], mask[rows], prompts.images[rows], cache)
             self._step.write(rows, cache)
@@ -108,13 +108,13 @@ class GreedySearch:
         """Do the same for prompts whose first `prefix` tokens belong to an image; they are read once for each image."""
         model, images = self.model, prompts.images
         firsts = [*(images.index(image) for image in sorted(set(images))), len(images)]
-        for part in split_rows(0, len(firsts) - 1, prefix):
+        for part in split_batch(0, len(firsts) - 1, prefix):
             heads, cache = firsts[part], make_cache(model)
             inputs = ids[heads, :prefix], mask[heads, :prefix], [images[row] for row in heads]
             read_tokens(model, prompts.make_inputs, *inputs, cache)
             rows = range(heads[0], firsts[part.stop])
             self._step.write(slice(rows.start, rows.stop), cache, [images[row] - images[heads[0]] for row in rows])
-        for rows in split_rows(0, len(ids), ids.shape[1] - prefix):
+        for rows in split_batch(0, len(ids), ids.shape[1] - prefix):
             cache = self._step.select(rows, prefix)
             yield read_tokens(model, prompts.make_inputs, ids[rows], mask[rows], images[rows], cache, past=prefix)
 
@@ -301,7 +301,7 @@ def find_end(ids: list[int], token: int) -> int:
     return len(ids) - ids[::-1].index(token)
 
 
-def split_rows(begin: int, end: int, tokens: int) -> list[slice]:
+def split_batch(begin: int, end: int, tokens: int) -> list[slice]:
     """Split rows, of `tokens` each, into parts of at most `TOKENS_AT_ONCE` tokens, or of one row."""
     size = max(1, TOKENS_AT_ONCE // tokens)
     return [slice(start, min(start + size, end)) for start in range(begin, end, size)]

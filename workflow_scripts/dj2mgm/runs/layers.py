@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_local_model
-from dj2mgm.model_files.model_folders import check_format, check_model_folder, find_model, is_folder_path
+from dj2mgm.model_files.model_folders import check_model_folder, check_model_type, find_model, is_folder_path
 from dj2mgm.settings.base import build_schema
 from dj2mgm.settings.config_files import (
     convert_values,
@@ -114,7 +114,7 @@ def _check_type(value: str, folder: Path) -> None:
     kind = config.get("model_type")
     if kind == MGM_MODEL_TYPE:
         raise InputError(f"model: {value} is a whole MGM, whose chat template no file states; {IN_A_FILE}")
-    check_format(f"model: {value}", config)
+    check_model_type(f"model: {value}", config)
     if "vision_config" not in config:
         raise InputError(
             f"model: {value} (model_type {kind}) has no vision_config, so it takes no images; name a vision-language "

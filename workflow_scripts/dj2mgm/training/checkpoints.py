@@ -21,11 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dj2mgm.errors import InputError
-from dj2mgm.storage.files import read_json, write_json
+from dj2mgm.storage.files import compute_sha256, read_json, write_json
 
 COMPLETE_FILE = "complete.json"
 MAX_CHECKPOINTS = 2
-DIGEST_ALGORITHM = "sha256"  # most processors compute it in hardware
 HASHING_THREADS = 4  # read and hash files in parallel, because hashing releases the interpreter's lock
 
 
@@ -87,7 +86,7 @@ def mark_complete(checkpoint: Path, step: int, fingerprint: str, processes: int)
     files = {name: {"size": path.stat().st_size} for name, path in _list_files(checkpoint).items()}
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
         for name, digest in zip(files, threads.map(_sync_and_digest, _list_files(checkpoint).values()), strict=True):
-            files[name][DIGEST_ALGORITHM] = digest
+            files[name]["sha256"] = digest
     for folder in (*(path for path in checkpoint.rglob("*") if path.is_dir()), checkpoint, checkpoint.parent):
         _sync(folder)
     values = {"step": step, "fingerprint": fingerprint, "processes": processes, "files": files}
@@ -136,8 +135,8 @@ def _describe_changed_file(checkpoint: Path, mark: dict) -> str | None:
         if path.stat().st_size != written[name]["size"]:
             return f"{name} has {path.stat().st_size} bytes instead of {written[name]['size']}"
     with ThreadPoolExecutor(HASHING_THREADS) as threads:
-        for name, digest in zip(files, threads.map(_compute_digest, files.values()), strict=True):
-            if digest != written[name][DIGEST_ALGORITHM]:
+        for name, digest in zip(files, threads.map(compute_sha256, files.values()), strict=True):
+            if digest != written[name]["sha256"]:
                 return f"the content of {name} was changed"
     return None
 
@@ -155,14 +154,9 @@ def _list_files(checkpoint: Path) -> dict[str, Path]:
     return {name: path for name, path in files.items() if name != COMPLETE_FILE}
 
 
-def _compute_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, DIGEST_ALGORITHM).hexdigest()
-
-
 def _sync_and_digest(path: Path) -> str:
     _sync(path)
-    return _compute_digest(path)
+    return compute_sha256(path)
 
 
 def _sync(path: Path) -> None:

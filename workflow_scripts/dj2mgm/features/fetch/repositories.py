@@ -203,7 +203,7 @@ def build_model_source(download: ModelDownload) -> HubSource:
     return HubSource(download.hub_id, "model", CONFIGURATION_PATTERNS, weights, download.folder)
 
 
-def find_dataset_source(dataset: str) -> HubSource | None:
+def build_dataset_source(dataset: str) -> HubSource | None:
     """Return the repository of a dataset, or None if the dataset is on this machine."""
     if dataset in list_config_names("datasets") or os.path.exists(dataset) or is_folder_path(dataset):
         return None

@@ -25,6 +25,7 @@ from dj2mgm.features.studies.axes import (
     read_axis,
     with_row_fraction,
 )
+from dj2mgm.records import list_settings
 from dj2mgm.settings.base import Number, Section, Seed, UniqueItems, refuse_contradiction, section, setting
 from dj2mgm.settings.configuration import Experiment
 from dj2mgm.settings.string_formats import Name, has_format
@@ -102,7 +103,8 @@ class ListDesign(Design):
     def _check_number(self) -> Self:
         if (number := len(self.variants)) > MAX_VARIANTS:
             refuse_contradiction(f"{number} variants, but at most {MAX_VARIANTS} are possible", "variants")
-        flat_variants = {name: dict(_flatten(changes)) for name, changes in self.variants.items()}
+        # {finetune: {epochs: 2}} and {finetune.epochs: 2} are the same change
+        flat_variants = {name: dict(list_settings(changes)) for name, changes in self.variants.items()}
         for (name, changes), (other_name, others) in itertools.combinations(flat_variants.items(), 2):
             if changes == others:
                 refuse_contradiction(f"it changes the same as {name}; remove one of them", "variants", other_name)
@@ -114,15 +116,6 @@ class ListDesign(Design):
 
     def list_changes(self, file: str, parent: Experiment) -> LabeledChanges:
         return iter(self.variants.items())
-
-
-def _flatten(changes: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values; `{finetune: {epochs: 2}}` and `{finetune.epochs: 2}` are the same change."""
-    for key, value in changes.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 class SampleDesign(Design):

@@ -35,7 +35,7 @@ from dj2mgm.models.greedy_search import (
     find_end,
     make_cache,
     read_tokens,
-    split_rows,
+    split_batch,
 )
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration, MGMProcessor
 from dj2mgm.models.questions import (
@@ -403,7 +403,7 @@ def compute_answer_log_likelihoods(
     device = model.device
     count = max(images) + 1
     prefixes, caches, logits = torch.tensor(prefix).expand(count, -1), [], []
-    for rows in split_rows(0, count, len(prefix)):
+    for rows in split_batch(0, count, len(prefix)):
         caches.append(make_cache(model))
         inputs = prefixes[rows], torch.ones_like(prefixes[rows]), range(count)[rows]
         logits.append(read_tokens(model, make_inputs, *inputs, caches[-1])[0])
