@@ -7,7 +7,7 @@ import zipfile
 import pytest
 
 from accessibility import VIEWS, find_serious
-from dj2mgm.storage.files import read_json
+from dj2mgm.storage.files import read_json, read_yaml
 from small_project import copy_project
 from source_files import folder as write_photos
 
@@ -38,8 +38,9 @@ def test_check_reads_own_photos_and_trains_nothing(checked):
 def test_a_plan_counts_the_photos_and_reads_their_sizes(checked):
     project, photos, _ = checked
     folder = f"results/datasets/{photos.name}"
-    printed = project.run("plan", "--dry-run", "--printshellcmds", config=(f"dataset={photos}",))
-    assert f"'--dataset={folder}'" in printed and "--max-length=" in printed
+    project.run("results/plan/config.yaml", config=(f"dataset={photos}",))
+    settings = read_yaml(project.folder / "results/plan/config.yaml")
+    assert settings["dataset"] == folder and settings["max_length"] > 0
     counts = project.job_counts("plan", "--forcerun", "make_dataset", config=(f"dataset={photos}",))
     assert counts["make_dataset"] == 1, "a plan needs the dataset"
 

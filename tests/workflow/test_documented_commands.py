@@ -21,7 +21,7 @@ SCRIPTS = {
 DOCS = {name: ast.get_docstring(ast.parse(text)) for name, text in SCRIPTS.items()}
 COMMAND = re.compile(r"^ *((?:python|bash|deepspeed) (?:.*\\\n)*.*)$", flags=re.MULTILINE)
 CONFIG = {"experiment": "dj_synth", "publish": {"repository": "me/my-model"}}
-PRINTED = ("plan_memory", "doctor", "diagnose")  # rules pass them values instead of files
+PRINTED = ("plan_memory", "doctor", "diagnose")  # people also run them, with values instead of files
 
 
 def find_commands(name: str) -> list[str]:

@@ -289,14 +289,14 @@ def record_calls(folder: Path, commands: list[str]) -> list[list[str]]:
 
 
 def find_strings_in_settings(document: str) -> list[str]:
-    """Return the strings in a file of settings."""
-    return find_strings(json.dumps(yaml.safe_load(document)))
+    """Return the strings in a file of settings, and the words of the commands that a plan shows."""
+    values = yaml.safe_load(document)
+    commands = values.pop("next", [])
+    return find_strings(json.dumps(values)) + [word for command in commands for word in shlex.split(command)]
 
 
 def find_strings(argument: str) -> list[str]:
-    """Return the argument, all strings in it if it is JSON, or its words if it is a command that is shown."""
-    if argument.startswith("--next="):
-        return shlex.split(argument)
+    """Return the argument, or all strings in it if it is JSON."""
     if not argument.startswith("{"):
         return [argument]
     strings, remaining = [], [json.loads(argument)]

@@ -152,24 +152,25 @@ def test_a_complete_model_folder_is_used_unchanged(fresh):
 
 
 @pytest.mark.parametrize(
-    ("model", "tuning", "flags", "samples"),
+    ("model", "finetune", "tunings", "samples"),
     [
-        ("qwen3-vl-2b", "finetune={lora: null, min_steps: 90, global_batch_size: 128}", "full", "finetune=9828"),
-        ("mgm-2b", "finetune={min_steps: 90, global_batch_size: 128}", "stage1 lora", "pretrain=6696 finetune=9828"),
+        ("qwen3-vl-2b", "lora: null, min_steps: 90, global_batch_size: 128", ["full"], {"finetune": 9828}),
+        ("mgm-2b", "min_steps: 90, global_batch_size: 128", ["stage1", "lora"], {"pretrain": 6696, "finetune": 9828}),
     ],
 )
-def test_the_plan_counts_each_pair_once_for_each_stage_and_epoch(fresh, model, tuning, flags, samples):
+def test_the_plan_counts_each_pair_once_for_each_stage_and_epoch(fresh, model, finetune, tunings, samples):
     folder = fresh.folder / "results/datasets/shapes"
     folder.mkdir(parents=True, exist_ok=True)
     counts = {"pretrain": 216, "finetune": 0, "evaluation": 24}
     (folder / "summary.json").write_text(json.dumps(counts), encoding="utf-8")
-    stages = ["pretrain={min_steps: 30, global_batch_size: 256}", tuning]
+    stages = ["pretrain={min_steps: 30, global_batch_size: 256}", f"finetune={{{finetune}}}"]
     config = (f"model={model}", "dataset=shapes", "gpu=rtx-4090", "plan={host_gib: 30}", *stages)
-    printed = fresh.run("plan", "--dry-run", "--printshellcmds", config=config)
-    assert "--gpu=rtx-4090 --host-memory=30" in printed and "--held-out=24" in printed
-    assert "at most 216 rows, each used about 45.5 times" in printed
-    assert " ".join(re.findall(r"--samples=(\w+=\d+)", printed)) == samples
-    assert " ".join(re.findall(r"--tuning=(\w+)", printed)) == flags, "a model of one stage has no plan of stage 1"
+    fresh.run("results/plan/config.yaml", config=config)
+    settings = read_yaml(fresh.folder / "results/plan/config.yaml")
+    assert (settings["gpu"], settings["host_gib"], settings["held_out"]) == ("rtx-4090", 30, 24)
+    assert "at most 216 rows, each used about 45.5 times" in " ".join(settings["notes"])
+    assert settings["samples"] == samples
+    assert settings["tunings"] == tunings, "a model of one stage has no plan of stage 1"
 
 
 def test_tiny_model_is_trained_only_if_requested_or_changed(fresh):

@@ -27,11 +27,12 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def plan(model, monkeypatch, capsys):
-    """Plan the tiny model with these flags."""
+    """Plan the tiny model with these settings."""
 
-    def run(*flags: str) -> Outcome:
-        arguments = ["--model", str(model), "--sequence", "40", "--micro-batch", "2", *flags]
-        return run_main(plan_memory, *arguments, capture=capsys)
+    def run(*words: str) -> Outcome:
+        defaults = (f"model={model}", "sequence=40", "micro_batch=2")
+        by_key = {word.partition("=")[0]: word for word in (*defaults, *words)}
+        return run_main(plan_memory, *by_key.values(), capture=capsys)
 
     monkeypatch.chdir(PROJECT)
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and the plan would have this width
@@ -39,7 +40,7 @@ def plan(model, monkeypatch, capsys):
 
 
 def test_one_screen_shows_all_tunings_and_configurations(plan):
-    done = plan("--gpus", "2", "--gpu-memory", "24", "--host-memory", "64")
+    done = plan("gpus=2", "gpu_gib=24", "host_gib=64")
     assert done.status == 0, done.stderr
     assert "Machine: 2 × 24.00 GiB of GPU memory, 64.00 GiB of host memory" in done.stdout
     assert "No minutes are predicted, because no GPU is named. gpu=<name> plans for a card: rtx-3090, " in done.stdout
@@ -53,8 +54,8 @@ def test_one_screen_shows_all_tunings_and_configurations(plan):
 
 
 def test_the_answer_and_the_next_commands_come_first(plan):
-    flags = ["--gpu", "rtx-4090", "--deepspeed", "zero2", "--global-batch", "64", "--pretrain-batch", "64"]
-    lines = plan(*flags, "--next", "snakemake -n baseline --config 'benchmarks=[mme]'").stdout.splitlines()
+    flags = ["gpu=rtx-4090", "deepspeed=[zero2]", "global_batch=64", "pretrain_batch=64"]
+    lines = plan(*flags, "next=[\"snakemake -n baseline --config 'benchmarks=[mme]'\"]").stdout.splitlines()
     assert lines[0].startswith("It fits: ") and lines[0].endswith(", stage1 and lora")
     assert [line[2:15].strip() for line in lines[1:6]] == ["time", "GPU memory", "main memory", "disk", "next"]
     assert lines[5].endswith(" snakemake -n baseline --config 'benchmarks=[mme]'")
@@ -64,13 +65,13 @@ def test_the_answer_and_the_next_commands_come_first(plan):
 
 def test_the_default_batch_consists_of_the_stated_micro_batches(plan):
     """32 on 8 GPUs are more than the default of 128."""
-    flags = ["--gpu", "h100", "--gpus", "8", "--host-memory", "500", "--tuning", "lora"]
-    assert "32 × 1" in plan(*flags, "--micro-batch", "32", "--deepspeed", "zero2").stdout
+    flags = ["gpu=h100", "gpus=8", "host_gib=500", "tunings=[lora]"]
+    assert "32 × 1" in plan(*flags, "micro_batch=32", "deepspeed=[zero2]").stdout
 
 
 def test_a_terminal_of_80_columns_shows_a_line_for_each_plan(plan, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    done = plan("--gpu", "rtx-3090", "--desktop-memory", "0", "--host-memory", "8", "--tuning", "full")
+    done = plan("gpu=rtx-3090", "desktop_gib=0", "host_gib=8", "tunings=[full]")
     assert "1 × 23.68 GiB of GPU memory, 8.00 GiB of host memory" in " ".join(done.stdout.split())
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     rows = [line for line in done.stdout.splitlines() if line.startswith(" full ")]
@@ -79,8 +80,8 @@ def test_a_terminal_of_80_columns_shows_a_line_for_each_plan(plan, monkeypatch):
 
 def test_one_plan_of_usual_rows_has_its_minutes(model, plan, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    flags = ["--model", str(model), "--max-length", "2048", "--deepspeed", "zero2", "--gpu", "rtx-4090"]
-    done = run_main(plan_memory, *flags, "--samples", "finetune=1000", "--held-out", "5", capture=capsys)
+    flags = [f"model={model}", "max_length=2048", "deepspeed=[zero2]", "gpu=rtx-4090"]
+    done = run_main(plan_memory, *flags, "samples={finetune: 1000}", "held_out=5", capture=capsys)
     text = " ".join(done.stdout.split())
     assert "with 64 (stage1) or 448 (lora, full) tokens of text in addition to an image" in text
     assert "Rows of max_length (2,048 tokens) fit, too" in text
@@ -101,23 +102,23 @@ def test_the_reason_names_rounded_states():
 
 
 def test_each_of_two_nodes_has_half_of_the_processes(plan):
-    flags = ["--gpus", "4", "--gpu-memory", "24", "--host-memory", "64", "--tuning", "full"]
-    one_node, two_nodes = plan(*flags), plan(*flags, "--nodes", "2")
+    flags = ["gpus=4", "gpu_gib=24", "host_gib=64", "tunings=[full]"]
+    one_node, two_nodes = plan(*flags), plan(*flags, "nodes=2")
     assert "64.00 GiB of host memory on each of 2 nodes" in two_nodes.stdout
     [host_of_one], [host_of_two] = (re.findall(r"  host ([\d.]+) GiB", done.stdout) for done in (one_node, two_nodes))
     assert float(host_of_two) == pytest.approx(float(host_of_one) / 2, rel=0.01)
 
 
 def test_layers_are_compiled_unless_the_plan_says_otherwise(plan):
-    flags = ["--gpus", "1", "--gpu-memory", "24", "--host-memory", "64", "--tuning", "full", "--deepspeed", "zero2"]
-    default, plain = plan(*flags), plan(*flags, "--no-compile")
+    flags = ["gpus=1", "gpu_gib=24", "host_gib=64", "tunings=[full]", "deepspeed=[zero2]"]
+    default, plain = plan(*flags), plan(*flags, "compile=false")
     assert "compiler" in default.stdout and plain.status == 0 and "compiler" not in plain.stdout
 
 
 def test_frozen_layers_in_4_bits_need_less_memory(plan):
-    flags = ["--model", "mgm-2b", "--sequence", "1024", "--gpus", "1", "--gpu-memory", "80", "--host-memory", "64"]
-    flags += ["--tuning", "lora", "--deepspeed", "zero2"]
-    default, nf4, fp32 = plan(*flags), plan(*flags, "--precision", "nf4"), plan(*flags, "--precision", "fp32")
+    flags = ["model=mgm-2b", "sequence=1024", "gpus=1", "gpu_gib=80", "host_gib=64"]
+    flags += ["tunings=[lora]", "deepspeed=[zero2]"]
+    default, nf4, fp32 = plan(*flags), plan(*flags, "precision=nf4"), plan(*flags, "precision=fp32")
     [used_by_default], [used_by_nf4], [used_by_fp32] = (
         [float(size) for size in re.findall(r"  GPU ([\d.]+) GiB", done.stdout)] for done in (default, nf4, fp32)
     )
@@ -126,53 +127,49 @@ def test_frozen_layers_in_4_bits_need_less_memory(plan):
 
 def test_lora_trains_no_projector_without_stage_1(monkeypatch, capsys):
     monkeypatch.chdir(PROJECT)
-    flags = ["--model", "smolvlm2-256m", "--gpu", "rtx-4090", "--deepspeed", "zero2", "--micro-batch", "1"]
-    flags += ["--sequence", "2048", "--tuning", "lora"]
+    flags = ["model=smolvlm2-256m", "gpu=rtx-4090", "deepspeed=[zero2]", "micro_batch=1"]
+    flags += ["sequence=2048", "tunings=[lora]"]
     done = run_main(plan_memory, *flags, capture=capsys)
     [trained] = re.findall(r", lora: ([\d.]+) of ", done.stdout)
     assert float(trained) < 5 and done.stdout.startswith("It fits: smolvlm2-256m, lora\n")
 
 
 def test_remedies_replace_the_next_command_if_nothing_fits(plan):
-    flags = ["--gpu-memory", "0.1", "--host-memory", "64", "--tuning", "lora", "--next", "snakemake a"]
-    done = plan("--gpus", "1", *flags)
+    flags = ["gpu_gib=0.1", "host_gib=64", "tunings=[lora]", "next=[snakemake a]"]
+    done = plan("gpus=1", *flags)
     assert done.stdout.startswith("It does not fit (what would help stands below the table): ")
     assert "snakemake a" not in done.stdout
     assert "Nothing fits. What would help:" in done.stdout
     assert "GiB of the GPU's memory instead of 0.1" in done.stdout
-    done = plan("--gpus", "0", "--host-memory", "0.1", "--tuning", "lora", "--note", "Few rows.")
+    done = plan("gpus=0", "host_gib=0.1", "tunings=[lora]", "notes=[Few rows.]")
     start = done.stdout.partition("DeepSpeed")[0]
     assert "next         add gpu=<name> to --config to plan for a card" in start and "Few rows." in start
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("words", "message"),
     [
-        (("--max-length", "40"), "--max-length: --sequence states the planned length; leave out one of the two flags"),
-        (("--sequence", "10"), "--sequence 10: an image alone takes 16 tokens. Raise it"),
-        (("--micro-batch", "0"), "--micro-batch: expected a whole number of at least 1, found 0"),
-        (("--gpus", "-1"), "--gpus: expected a whole number of at least 0, found -1"),
-        (("--lora-rank", "99999999"), "--lora-rank: at most 65536, found 99999999"),
+        ("max_length=40", "max_length: sequence states the planned length; leave out one of the two keys"),
+        ("sequence=10", "sequence 10: an image alone takes 16 tokens. Raise it"),
+        ("micro_batch=0", "the command line: micro_batch: expected an integer from 1 to 65536 or null, found 0"),
+        ("gpus=-1", "the command line: gpus: expected an integer from 0 to 1024 or null, found -1"),
+        ("lora={r: 99999999}", "the command line: lora.r: expected an integer from 1 to 65536, found 99999999"),
         (
-            ("--precision", "nf4", "--deepspeed", "zero3_offload"),
-            "--precision nf4 needs whole weights, but zero3_offload partitions them; use --deepspeed zero2",
+            "precision=nf4 deepspeed=[zero3_offload]",
+            "precision: nf4 needs whole weights, but zero3_offload partitions them; set deepspeed: [zero2]",
         ),
-        (
-            ("--precision", "fp8", "--tuning", "full"),
-            "--precision fp8 is for frozen layers, and the tuning full trains",
-        ),
-        (("--gpus", "0", "--gpu-memory", "22"), "--gpu-memory: --gpus 0 plans for the CPU; leave out one"),
-        *(
-            (("--gpu-memory", size), f"--gpu-memory: expected GiB above 0, such as 23.63; found {size}")
-            for size in ("0", "nan", "24GB")
-        ),
-        (("--lora-target", "q_projj"), "--lora-target: the language model has no projection 'q_projj'; known are"),
-        (("--deepspeed", "zero9"), "--deepspeed: there is no config/deepspeed/zero9.json"),
-        (("--gpus", "1", "--gpu-memory", "24", "--global-batch", "1"), "a global batch of 1 on 1 GPU cannot be"),
+        ("precision=fp8 tunings=[full]", "precision: fp8 is for frozen layers, and the tuning full trains"),
+        ("gpus=0 gpu_gib=22", "gpu_gib: the plan is for the CPU (gpus: 0); leave out one of the two keys"),
+        ("gpu_gib=0", "the command line: gpu_gib: expected a number above 0 or null, found 0"),
+        ("gpu_gib=24GB", "the command line: gpu_gib: expected a number above 0 or null, found '24GB'"),
+        ("lora={targets: [q_projj]}", "lora.targets: the language model has no projection 'q_projj'; known are"),
+        ("deepspeed=[zero9]", "deepspeed: there is no config/deepspeed/zero9.json"),
+        ("gpus=1 gpu_gib=24 global_batch=1", "a global batch of 1 on 1 GPU cannot be"),
+        ("24", "the command line: '24': expected <key>=<value>"),
     ],
 )
-def test_an_error_is_reported_in_one_sentence(plan, flags, message):
-    done = plan(*flags)
+def test_an_error_is_reported_in_one_sentence(plan, words, message):
+    done = plan(*re.split(" (?=[a-z_]+=)", words))
     assert done.status == 2 and done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
 
 

@@ -117,17 +117,17 @@ def test_only_the_same_card_has_its_rates(device, name):
 def plan(monkeypatch, capsys):
     monkeypatch.chdir(PROJECT)
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, and the plan would have this width
-    flags = ["--model", "smolvlm2-500m", "--tuning", "lora", "--deepspeed", "zero2", "--global-batch", "128"]
+    flags = ["model=smolvlm2-500m", "tunings=[lora]", "deepspeed=[zero2]", "global_batch=128"]
 
     def run(*further: str):
-        return run_main(plan_memory, *flags, "--sequence", "2048", *further, capture=capsys)
+        return run_main(plan_memory, *flags, "sequence=2048", *further, capture=capsys)
 
     return run
 
 
 def test_a_plan_for_another_card_states_assumptions(plan, monkeypatch):
     monkeypatch.setattr(plan_memory, "find_architecture", lambda name: find_architecture("smolvlm2-2.2b"))
-    done = plan("--gpu", "rtx-3090", "--samples", "finetune=1000", "--held-out", "50")
+    done = plan("gpu=rtx-3090", "samples={finetune: 1000}", "held_out=50")
     assert done.status == 0, done.stderr
     assert "RTX 3090: 23.68 GiB, 71 TFLOP/s in bf16, 936 GB/s, PCIe 32 GB/s (data sheet, not measured)" in done.stdout
     assert "1 × 22.68 GiB of GPU memory, 60.00 GiB of host memory" in done.stdout
@@ -138,8 +138,9 @@ def test_a_plan_for_another_card_states_assumptions(plan, monkeypatch):
 
 
 def test_an_unknown_card_is_refused_with_the_nearest_name(plan):
-    done = plan("--gpu", "rtx-409")
-    assert done.status == 2 and done.stderr.startswith("error: --gpu: rtx-409 is unknown; did you mean 'rtx-4090'?")
+    done = plan("gpu=rtx-409")
+    assert done.status == 2 and done.stderr.startswith("error: the command line: gpu: expected rtx-3090, ")
+    assert "did you mean 'rtx-4090'?" in done.stderr
 
 
 @pytest.mark.parametrize(

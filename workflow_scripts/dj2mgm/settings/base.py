@@ -166,12 +166,6 @@ def build_schema(model: type[BaseModel]) -> dict:
     return _resolve_references(schema, schema.get("$defs", {}))
 
 
-def find_maximum(model: type[BaseModel], key: str) -> int:
-    """Return the greatest allowed number of a setting."""
-    field = build_schema(model)["properties"][key]
-    return max(choice["maximum"] for choice in (field, *field.get("anyOf", ())) if "maximum" in choice)
-
-
 def _resolve_references(schema: Any, definitions: dict) -> Any:
     """Return a schema without references, with renamed limits; `kind` names the key that selects a union's class."""
     if isinstance(schema, list):

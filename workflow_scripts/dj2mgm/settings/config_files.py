@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -134,12 +134,24 @@ def read_config(path: Path, schema: dict | None = None) -> dict:
     Raises:
         InputError: the file cannot be read, is not YAML, states a key twice, or has values that JSON cannot represent.
     """
-    return _read(path, _parse_yaml, schema or {})
+    return _convert_text(read_config_text(path), str(path), _parse_yaml, schema or {})
+
+
+def read_arguments(arguments: Iterable[str], schema: dict, source: str) -> dict:
+    """Read arguments of the form `key=value`, whose values are YAML; raises as `read_config` does."""
+    lines = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise InputError(f"{source}: {quote_value(argument)}: expected <key>=<value>")
+        lines.append(f"{key}: {value}")
+    return _convert_text("\n".join(lines), source, _parse_yaml, schema)
 
 
 def read_json_config(path: Path) -> dict:
     """Read the keys and values of a JSON file; raises as `read_config` does."""
-    return _read(path, lambda text: json.loads(text, object_pairs_hook=_refuse_duplicates), {})
+    parse = partial(json.loads, object_pairs_hook=_refuse_duplicates)
+    return _convert_text(read_config_text(path), str(path), parse, {})
 
 
 def convert_values(value: Any, schema: dict, unquoted: type = str) -> Any:
@@ -256,30 +268,29 @@ def _format_path(path: tuple[str, ...]) -> str:
     return f"{quote_value('.'.join(path))}: " if path else ""
 
 
-def _read(path: Path, parse: Callable[[str], Any], schema: dict) -> dict:
-    """Return the values of a file; every error becomes an InputError with the file and, if known, the line."""
-    text = read_config_text(path)
+def _convert_text(text: str, source: str, parse: Callable[[str], Any], schema: dict) -> dict:
+    """Return the values of a text; every error becomes an InputError with its source and, if known, the line."""
     try:
         values = convert_values(parse(text), schema, UnquotedScalar)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
         tabs = "; replace tabs by spaces" if "'\\t'" in (error.problem or "") else ""
-        raise InputError(f"{path}{line}: not valid YAML: {error.problem or error.context}{tabs}") from None
+        raise InputError(f"{source}{line}: not valid YAML: {error.problem or error.context}{tabs}") from None
     except yaml.reader.ReaderError as error:
         line = f"line {text.count(chr(10), 0, error.position) + 1}"
-        raise InputError(f"{path}, {line}: the character {chr(error.character)!r} is not allowed") from None
+        raise InputError(f"{source}, {line}: the character {chr(error.character)!r} is not allowed") from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+        raise InputError(f"{source}, line {error.lineno}: not valid JSON: {error.msg}") from None
     except (ValueError, OverflowError):
         # raised by Python for an escape such as "\\UFFFFFFFF" or of thousands of digits
-        raise InputError(f"{path}: it holds a number or an escape that is too large; correct it") from None
+        raise InputError(f"{source}: it holds a number or an escape that is too large; correct it") from None
     except RecursionError:
-        raise InputError(f"{path}: nested more than {MAX_NESTING} levels deep; write it flat") from None
+        raise InputError(f"{source}: nested more than {MAX_NESTING} levels deep; write it flat") from None
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{source}: {error}") from None
     if not isinstance(values, dict):
-        raise InputError(f"{path}: expected keys and values, found a {type(values).__name__}")
+        raise InputError(f"{source}: expected keys and values, found a {type(values).__name__}")
     return values
 
 
