@@ -11,8 +11,8 @@ from transformers import AutoModelForImageTextToText, GemmaForCausalLM
 
 from dj2mgm.errors import InputError
 from dj2mgm.features.publish.cards import describe_usage
-from dj2mgm.features.publish.publish_settings import PublishSettings
-from dj2mgm.features.publish.stock_weights import ADAPTER_FOLDER, STAGE, write_adapter, write_merged
+from dj2mgm.features.publish.publish_settings import ADAPTER_FOLDER, STAGE, PublishSettings
+from dj2mgm.features.publish.stock_weights import write_adapter, write_merged
 from dj2mgm.models.generators import load_family
 from dj2mgm.models.trained_weights import find_projector_parameters
 from dj2mgm.models.tuning import wrap_with_lora

@@ -5,7 +5,13 @@ import re
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.evaluation.groups import is_share
-from dj2mgm.features.publish.publish_settings import PublishSettings, build_license_keys, format_inline_code
+from dj2mgm.features.publish.publish_settings import (
+    ADAPTER_FOLDER,
+    STAGE,
+    PublishSettings,
+    build_license_keys,
+    format_inline_code,
+)
 from dj2mgm.features.publish.run_record import (
     RECORDS,
     RunRecord,
@@ -16,7 +22,6 @@ from dj2mgm.features.publish.run_record import (
     format_section,
     make_pointer,
 )
-from dj2mgm.features.publish.stock_weights import ADAPTER_FOLDER, STAGE
 from dj2mgm.records import VERDICT_FILE
 from dj2mgm.score_groups import OWN_GROUP
 from dj2mgm.settings.data import CAPTION_QUESTION

@@ -11,6 +11,8 @@ from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.dataset_files import ReadableDataset, ReadableSources
 from dj2mgm.settings.string_formats import has_format, make_name
 
+ADAPTER_FOLDER = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
+STAGE = "stage"  # folder of the stage's output, which this project loads
 ESCAPED_MARKS = str.maketrans({"|": "\\|", "`": "'"})
 
 

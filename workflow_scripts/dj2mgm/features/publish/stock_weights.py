@@ -15,13 +15,12 @@ from torch.nn import ModuleList
 from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
 
 from dj2mgm.errors import InputError
+from dj2mgm.features.publish.publish_settings import ADAPTER_FOLDER, STAGE
 from dj2mgm.models.trained_weights import ADAPTER_FILES, PROJECTOR_FILE, check_stage, find_projector_parameters
 from dj2mgm.models.vision_language import ModelFamily
 from dj2mgm.models.vlm.vlm_generator import build_stopping_criteria, list_stop_tokens
 from dj2mgm.storage.files import copy_plain, read_json, readable, write_json
 
-ADAPTER_FOLDER = "language_model_adapter"  # folder of the adapter of MGM's language model, for stock PEFT
-STAGE = "stage"  # folder of the stage's output, which this project loads
 LANGUAGE_MODEL_PREFIX = (
     "model.language_model."  # prefix of MGM's language model, which is `model.` in a separate language model
 )
