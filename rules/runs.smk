@@ -9,10 +9,6 @@ sys.path.insert(0, str(SCRIPTS))
 from dj2mgm.cli.command_line import describe_system_error, escape_control
 from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
-from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults, restore_texts
-from dj2mgm.runs.all_runs import Runs
-from dj2mgm.runs.experiments import find_variant_sources
-from dj2mgm.settings.config_files import check_stated_once
 
 
 @contextmanager
@@ -29,6 +25,15 @@ def raising_user_errors():
         if not any(lines):
             raise
         raise UserError("\n".join(map(escape_control, lines))) from None
+
+
+with (
+    raising_user_errors()
+):  # modules of features declare keys, and check what they declare
+    from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults, restore_texts
+    from dj2mgm.runs.all_runs import Runs
+    from dj2mgm.runs.experiments import find_variant_sources
+    from dj2mgm.settings.config_files import check_stated_once
 
 
 # Read from the command line, because Snakemake knows its targets only after it has read all rules. graph.smk refuses

@@ -42,7 +42,7 @@ def main() -> None:
             shutil.rmtree(working_folder)
         case FilesDataset() as settings:
             summary = write_user_dataset(settings, args.output_dir)
-    print(", ".join(f"{count} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)
+    print(", ".join(f"{count:,} {split}" for split, count in summary.items() if isinstance(count, int)), flush=True)
     for split, count in summary.get("left_out", {}).items():
         copies = summary["left_out_copies"].get(split, 0)
         copies_note = f" ({copies:,} of them under another name)" if copies else ""

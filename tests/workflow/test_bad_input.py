@@ -81,6 +81,13 @@ def test_an_unknown_target_is_refused_in_a_sentence(fresh, target, message):
     assert message in re.sub(r"\s+", " ", printed) and "Traceback" not in printed and ".smk" not in printed
 
 
+def test_a_benchmark_without_its_declaration_is_named_in_a_sentence(fresh):
+    module = fresh.folder / "workflow_scripts/dj2mgm/features/challenge/benchmarks/empty.py"
+    module.write_text("", encoding="utf-8")
+    printed = fresh.run("baseline", "--dry-run", ok=False)
+    assert "is missing; see docs/extending.md" in re.sub(r"\s+", " ", printed) and ".smk" not in printed
+
+
 def test_a_second_config_is_refused(fresh):
     printed = fresh.run("baseline", "--config", "model=tiny", "--dry-run", ok=False, config=("seeds=[1]",))
     assert "--config is given several times, of which Snakemake reads only the last" in re.sub(r"\s+", " ", printed)

@@ -101,7 +101,8 @@ def test_a_pipe_shows_running_stages_with_their_activity_and_its_time(capsys, tm
         console._update()
     console.close()
     lines = [line.removeprefix("[1/1] train small: ") for line in capsys.readouterr().err.splitlines()]
-    assert list(dict.fromkeys(lines[1:])) == ["running … 31 s", "compiling cpu_adam … 31 s", "1 of 9 steps, loss 2.1"]
+    old = "1 of 9 steps, loss 2.1 (31 s ago)"
+    assert list(dict.fromkeys(lines[1:])) == ["running … 31 s", "compiling cpu_adam … 31 s", old]
 
 
 def test_a_job_that_is_not_a_stage_begins_with_its_message(console, capsys):

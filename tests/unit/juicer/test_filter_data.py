@@ -139,10 +139,18 @@ def test_a_loss_of_many_rows_or_of_one_script_is_noted(tmp_path, capsys, english
     assert lines == [] if loss is None else len(lines) == 1 and f"words_num_filter {loss}" in lines[0]
 
 
-@pytest.mark.parametrize("limits", [{"keep_fraction": 0.5}, {"keep_rows": 4}])
-def test_a_requested_loss_is_not_noted(tmp_path, capsys, limits):
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"length_balance_filter": {"bucket_words": 5, "keep_fraction": 0.5}},
+        {"length_balance_filter": {"bucket_words": 5, "keep_rows": 4}},
+        {"random_selector": {"select_ratio": 0.5}},
+    ],
+    ids=["fraction", "rows", "data_juicer"],
+)
+def test_a_requested_loss_is_not_noted(tmp_path, capsys, step):
     captions = [f"a dog runs beside {word}" for word in "abcdefghi"]
-    assert len(run_on_captions(tmp_path, captions, [{"length_balance_filter": {"bucket_words": 5} | limits}])) == 4
+    assert len(run_on_captions(tmp_path, captions, [step])) == 4
     assert "note: " not in capsys.readouterr().err
 
 

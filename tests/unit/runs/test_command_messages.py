@@ -48,6 +48,11 @@ def test_seeds_of_the_default_have_a_time(runs):
     assert "Time: about 4 to 13 minutes on two cores." in lines
 
 
+def test_a_check_of_ten_steps_has_no_time_of_a_whole_training(runs):
+    job = PlannedJob(("results/x",), "finetune_minimal", True, JOBS[0].run)
+    assert not any("on two cores" in line for line in summarize_jobs(runs, [job], [PAGE], (), []))
+
+
 def test_plan_predicts_the_time_of_a_real_model_without_a_gpu(runs):
     runs, run = Runs({"model": "qwen3-vl-2b"}), "shapes/qwen3-vl-2b/baseline"
     job = PlannedJob((f"results/{run}/finetune/metrics.json",), "finetune", True, run)

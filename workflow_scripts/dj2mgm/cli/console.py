@@ -179,9 +179,11 @@ class Job:
 
     @property
     def state(self) -> str:
-        """The last line of progress; an activity has its time, such as "running … 12 s"."""
-        time_of_activity = f" {format_duration(time.monotonic() - self.progress_at)}"
-        return f"{self.progress}{time_of_activity if self.progress.endswith('…') else ''}"
+        """The last line of progress; an activity has its time, such as "running … 12 s", and an old line its age."""
+        age = time.monotonic() - self.progress_at
+        if self.progress.endswith("…"):
+            return f"{self.progress} {format_duration(age)}"
+        return f"{self.progress} ({format_duration(age)} ago)" if age > BETWEEN_LINES_S else self.progress
 
 
 def _shorten(wildcard: str, value: object) -> str:

@@ -261,7 +261,9 @@ def _find_failing_row(method: Callable[[dict], object], samples: dict) -> str | 
 
 @functools.cache
 def _handles_tokens(operator: type[OP]) -> bool:
-    """Return whether an operator's module uses the names by which Data-Juicer's operators find tokens in texts."""
+    """Return whether an operator declares that it handles tokens, or its module uses Data-Juicer's names for that."""
+    if (declared := getattr(operator, "handles_tokens", None)) is not None:
+        return declared
     return any(not TOKEN_NAMES.isdisjoint(vars(sys.modules[base.__module__])) for base in operator.__mro__)
 
 

@@ -137,9 +137,15 @@ def describe_losses(
 
 def _find_requested_share(arguments: dict, rows: int) -> float:
     """Return the share of the rows that an operator is to keep; 1 if its arguments request none."""
-    number, low, high = (arguments.get(name) for name in ("keep_rows", "lower_quantile", "upper_quantile"))
-    share = arguments.get("keep_fraction") or min(1.0, (number or rows) / max(1, rows))
-    return min(share, (1.0 if high is None else high) - (low or 0.0))
+
+    def find(*names: str) -> float | None:
+        return next((arguments[name] for name in names if arguments.get(name) is not None), None)
+
+    number = find("keep_rows", "select_num", "topk")
+    share = find("keep_fraction", "select_ratio", "top_ratio")
+    low, high = find("lower_quantile", "lower_percentile"), find("upper_quantile", "upper_percentile")
+    requested = (1.0 if share is None else share, 1.0 if number is None else number / max(1, rows))
+    return min(*requested, (1.0 if high is None else high) - (low or 0.0))
 
 
 def compute_recipe_fingerprint(steps: Sequence[RecipeStep], settings: RecipeSettings, data: Path) -> str:

@@ -330,6 +330,7 @@ def _estimate_time(runs: Runs, stages: list[PlannedJob], config_arguments: Itera
         keys = {argument.split("=")[0] for argument in config_arguments}
         knows_gpu = runs.shared.gpu or has_gpu()
         is_default = models == {"/".join(EMBEDDED_DEFAULTS.values())} and keys <= {*TARGETS_BY_KEY, "seeds"}
+        is_default &= all(job.rule != "finetune_minimal" for job in trainings)
         if is_default and not knows_gpu:
             count = len({job.run for job in trainings})
             runs_note = f" for {count} experiments or seeds" if count > 1 else ""

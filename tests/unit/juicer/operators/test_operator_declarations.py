@@ -8,10 +8,24 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from dj2mgm.juicer.chain import show_text
 from dj2mgm.juicer.operators.declarations import Declarations, ShareFilter, argument, decides_last, get_declarations
 from dj2mgm.juicer.operators.image_file_operators import classify_image_integrity, compute_image_text_hash
 from dj2mgm.juicer.patched_data_juicer import OPERATORS, list_valid_arguments
 from paths import PROJECT
+
+
+def test_operators_that_do_not_read_captions_get_texts_without_tokens():
+    """All other operators of this workflow get whole texts, also if their module does not name the tokens."""
+    own = {name: kind for name, kind in OPERATORS.modules.items() if kind.__module__.startswith("dj2mgm.")}
+    text = "<__dj__image>\na <|__dj__eoc|>"
+    assert {name for name, kind in own.items() if show_text(object.__new__(kind), text) != text} == {
+        "image_embedding_deduplicator",
+        "image_integrity_filter",
+        "image_near_deduplicator",
+        "image_text_deduplicator",
+        "openai_captioning_mapper",
+    }
 
 
 class LongestFilter(ShareFilter):

@@ -86,8 +86,9 @@ class QuestionSearch:
         questions: dict[str, set[str]] = {benchmark: set() for benchmark in self.counts}
         rows = dict.fromkeys(self.counts, 0)
         for leak in leaks:
-            questions[leak["of"]].update(leak["ids"])
-            rows[leak["of"]] += 1
+            if leak["of"] in questions:
+                questions[leak["of"]].update(leak["ids"])
+                rows[leak["of"]] += 1
         return {
             benchmark: {"texts": count, "leaked_texts": len(questions[benchmark]), "text_rows": rows[benchmark]}
             for benchmark, count in self.counts.items()

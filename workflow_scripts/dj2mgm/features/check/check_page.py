@@ -137,7 +137,7 @@ def _describe_metric(metric: MetricPower, check: DatasetCheck) -> str:
             ]
         else:
             photos = f" ({math.ceil(size.images / check.held_out_share):,} photos)" if check.held_out_share else ""
-            sentences.append(f"With {size.images} held-out images{photos}: at least {size.difference}.")
+            sentences.append(f"With {size.images:,} held-out images{photos}: at least {size.difference}.")
     return " ".join(sentences if len(sentences) > 1 else ["No.", *sentences])
 
 

@@ -489,11 +489,11 @@ def _find_problem(settings: CheckSettings, dataset: ReadableDataset, check: "_Ro
     """Return a sentence about pairs that mostly cannot be used, with the remedy; "" if they can."""
     bad_images, empty = sum(part.count for part in pairs.bad_images), check.counts[EMPTY_CAPTION]
     if bad_images > MAX_BAD_SHARE * pairs.written:
-        counts = ", ".join(f"{part.count} {part.reason}" for part in pairs.bad_images)
+        counts = ", ".join(f"{part.count:,} {part.reason}" for part in pairs.bad_images)
         is_heif_problem = pairs.bad_images[0].reason == HEIF_PROBLEM  # the most frequent one
         remedy = f"; {CONVERT_RENAMED_HEIF}" if is_heif_problem else f". {_advise(settings, dataset, 'images')}"
         return (
-            f"{settings.dataset}: {bad_images} of {pairs.rows} rows cannot be used ({counts}); the first image is "
+            f"{settings.dataset}: {bad_images:,} of {pairs.rows:,} rows cannot be used ({counts}); the first image is "
             f"{pairs.bad_images[0].examples[0]}{remedy}"
         )
     if empty > MAX_BAD_SHARE * pairs.written:

@@ -60,6 +60,8 @@ class Declarations(ABC):
             even with Ray, and operators of one recipe need different budgets.
         draws_at_random: whether the captions of a captioner depend on a seed.
         without_effect: arguments of a captioner that change no caption.
+        handles_tokens: whether it gets a row's whole text, with image token and end of chunk, instead of the caption;
+            None: if its module uses the names by which Data-Juicer's operators find these tokens.
     """
 
     report_key: str | None = None
@@ -68,6 +70,7 @@ class Declarations(ABC):
     budget: str | None = None
     draws_at_random: bool = True
     without_effect: frozenset[str] = frozenset()
+    handles_tokens: bool | None = None
 
     _arguments: Mapping[str, Argument] = {}
 

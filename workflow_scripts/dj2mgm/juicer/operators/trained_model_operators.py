@@ -108,6 +108,7 @@ class MGMCaptioningMapper(TrainedModelOperator, Mapper):
     """
 
     draws_at_random = False
+    handles_tokens = True
 
     question: str = argument("", "question for the model. The template `plain` has none")
     num_beams: int = argument(4, "number of beams, and of captions for each image")

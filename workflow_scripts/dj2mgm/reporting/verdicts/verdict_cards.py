@@ -146,7 +146,7 @@ def write_verdict_cards(
         if not target and verdict.kind != VerdictKind.NONE:
             control = _build_control_command(comparison, experiments)
         if fallen:
-            label = f"{label}, {'some scores got worse' if later_experiments else 'but captions fell: see below'}"
+            label = f"{label}, {'some scores got worse' if later_experiments else 'but captions fell'}"
             if later_experiments:
                 tone = VerdictKind.UNDECIDED.tone
                 step = f"{LOSS_ADVICE} {step}".strip()
