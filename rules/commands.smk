@@ -3,6 +3,7 @@ import json
 import os
 import shlex
 from glob import escape, glob
+from itertools import chain
 
 from dj2mgm.script_modules import find_modules
 
@@ -20,31 +21,37 @@ def quote_script_path(name):
     return shlex.quote(path).replace("{", "{{").replace("}", "}}")
 
 
-def build_stage_command(name, arguments, launcher=""):
+def build_stage_command(command, launcher=""):
     """Return a stage's shell command, which writes its output to its log, and a diagnosis if it fails.
 
     The console shows a part of the log. Without a console everything is printed, to the descriptor STAGE_OUTPUT.
 
     Args:
-        name: file of the script.
-        arguments: flags of the script.
+        command: file of the script, and its flags.
         launcher: arguments of launch.sh, which starts the script in several processes.
     """
+    name, _, flags = command.partition(" ")
     start = (
         f"bash {quote_script_path('launch.sh')} {launcher}" if launcher else "python"
     )
     redirection = '3> /dev/null >&"${{STAGE_OUTPUT:-3}}"'
     diagnosis = f"python {quote_script_path('diagnose.py')} {{log:q}} --exit-status $?"
-    command = f"{start} {quote_script_path(name)} {arguments} 2>&1 | tee {{log:q}}"
-    return f"{command} {redirection} || {diagnosis} {redirection}"
+    logged = f"{start} {quote_script_path(name)} {flags} 2>&1 | tee {{log:q}}"
+    return f"{logged} {redirection} || {diagnosis} {redirection}"
 
 
-def optional_flag(flag, name):
-    """Return the params function of a flag with the files of an input; no flag if the input has none."""
+def optional_flags(name, flag, *others):
+    """Return the params function of flags for the files of an input; no flag if the input has none.
+
+    One flag takes all files. Each of several flags takes one.
+    """
 
     def flag_words(wildcards, input):
         files = getattr(input, name)
-        return [flag, *([files] if isinstance(files, str) else files)] if files else []
+        files = [files] if isinstance(files, str) else files
+        if not files:
+            return []
+        return list(chain(*zip([flag, *others], files))) if others else [flag, *files]
 
     return flag_words
 

@@ -3,7 +3,6 @@ import os
 from itertools import chain
 from pathlib import Path
 
-from dj2mgm.cli.console import UserError
 from dj2mgm.errors import InputError
 from dj2mgm.recipes.catalogue import find_recipe_files
 from dj2mgm.runs import pages
@@ -19,13 +18,12 @@ def check_user_files(paths):
     A missing one is found here, because Snakemake uses old results of a stage whose input is missing.
     """
     paths = list(paths)
-    with raising_user_errors():
-        check_paths(paths)
-        for path in paths:
-            if not path.startswith("results/") and not os.path.exists(path):
-                raise InputError(
-                    f"{path}: the file is missing. Restore it, or correct its path"
-                )
+    check_paths(paths)
+    for path in paths:
+        if not path.startswith("results/") and not os.path.exists(path):
+            raise InputError(
+                f"{path}: the file is missing. Restore it, or correct its path"
+            )
     return paths
 
 
@@ -48,7 +46,7 @@ def hash_user_files(*functions):
 def find_used_dataset(wildcards):
     """Return the dataset of this name; fail if no experiment uses it."""
     if wildcards.dataset not in RUNS.datasets:
-        raise UserError(
+        raise InputError(
             f"no experiment uses a dataset of the name {wildcards.dataset}; they use {', '.join(sorted(RUNS.datasets))}"
         )
     return RUNS.datasets[wildcards.dataset]
@@ -56,33 +54,27 @@ def find_used_dataset(wildcards):
 
 def dataset_file(name):
     """Return the input function of a file of the run's dataset."""
-    return (
-        lambda wildcards: f"results/datasets/{RUNS.by_folder(wildcards.run).dataset.name}/{name}"
-    )
+    return lambda w: f"results/datasets/{RUNS.by_folder(w.run).dataset.name}/{name}"
 
 
 def recipe_files(stage):
     """Return the input function of the user's own files that a stage's recipe names, such as a list of words."""
-    return lambda wildcards: check_user_files(
-        find_recipe_files(RUNS.by_folder(wildcards.run).settings[stage].recipe)
+    return lambda w: check_user_files(
+        find_recipe_files(RUNS.by_folder(w.run).settings[stage].recipe)
     )
 
 
 def stage_output(stage, name):
     """Return the input function of a file of a stage's output, in the folder of the run that owns the stage."""
-    return (
-        lambda wildcards: f"{RUNS.find_stage_folder(RUNS.by_folder(wildcards.run), stage)}/{name}"
-    )
+    return lambda w: RUNS.locate_output(RUNS.by_folder(w.run), stage, name)
 
 
 def pairs_file(wildcards):
     """Input function: the image–caption pairs to train on."""
     run = RUNS.by_folder(wildcards.run)
-    synthesizes = "synthesize" in run.settings and not run.selects_instructions
-    stage, name = (
-        ("synthesize", "synthesized") if synthesizes else ("filter", "filtered")
-    )
-    return f"{RUNS.find_stage_folder(run, stage)}/{name}.jsonl"
+    if "synthesize" in run.settings and not run.selects_instructions:
+        return RUNS.locate_output(run, "synthesize", "synthesized.jsonl")
+    return RUNS.locate_output(run, "filter", "filtered.jsonl")
 
 
 def leaks_file(wildcards):
@@ -91,7 +83,7 @@ def leaks_file(wildcards):
     return f"{folder}/leaks.jsonl" if folder else []
 
 
-def list_page_files(experiments):
-    """Return all files that a page reads."""
-    with raising_user_errors():
-        return pages.list_page_files(RUNS, experiments)
+def page_files(wildcards):
+    """Input function: all files that a page reads."""
+    experiments = pages.list_page_experiments(RUNS, wildcards.page)
+    return pages.list_page_files(RUNS, experiments)

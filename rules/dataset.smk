@@ -18,14 +18,12 @@ def dataset_images(wildcards):
 @cache
 def list_source_files(dataset):
     """List them once, because Snakemake evaluates input functions and params several times."""
-    with raising_user_errors():
-        return check_user_files(list_dataset_files(RUNS.datasets[dataset].settings))
+    return check_user_files(list_dataset_files(RUNS.datasets[dataset].settings))
 
 
 def source_files(wildcards):
     """Return the user's own files of a dataset; the embedded one has none."""
-    dataset = find_used_dataset(wildcards)
-    return list_source_files(dataset.name)
+    return list_source_files(find_used_dataset(wildcards).name)
 
 
 def row_files(wildcards):
@@ -59,14 +57,12 @@ rule make_dataset:
     conda:
         "../envs/dataset.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=60,
+        **stage_resources(SMALL_STAGE_MB, minutes=60),
     params:
         content=hash_user_files(source_files),
         images=dataset_images,
         folder=subpath(output.summary, parent=True),
     shell:
         build_stage_command(
-            "make_dataset.py",
-            "--config {input.config:q} --output-dir {params.folder:q}",
+            "make_dataset.py --config {input.config:q} --output-dir {params.folder:q}"
         )

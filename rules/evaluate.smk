@@ -29,9 +29,8 @@ rule generate_answers:
         "../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
+        **stage_resources(MODEL_STAGE_MB, minutes=240),
         gpu=single_node_gpus,
-        mem_mb=mem_with_retries(MODEL_STAGE_MB),
-        runtime=240,
     params:
         content=hash_user_files(model_files),
         model=model_folder,
@@ -39,11 +38,9 @@ rule generate_answers:
         finetuned=subpath(input.finetuned, parent=True),
     shell:
         build_stage_command(
-            "generate_answers.py",
-            "--config {input.config:q} --model={params.model:q}"
-            " --evaluation {input.evaluation:q}"
-            " {params.pretrained:q} --finetuned {params.finetuned:q}"
-            " --output-dir results/{wildcards.run:q}/generate",
+            "generate_answers.py --config {input.config:q} --model={params.model:q}"
+            " --evaluation {input.evaluation:q} {params.pretrained:q}"
+            " --finetuned {params.finetuned:q} --output-dir results/{wildcards.run:q}/generate"
         )
 
 
@@ -66,17 +63,16 @@ rule evaluate_clip:
         "../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
+        **stage_resources(WEIGHTS_STAGE_MB, minutes=120),
         gpu=1,
-        mem_mb=mem_with_retries(WEIGHTS_STAGE_MB),
-        runtime=120,
     params:
         content=hash_user_files(clip_files("evaluate_clip"), model_files),
         model=model_folder,
     shell:
         build_stage_command(
-            "evaluate_clip.py",
-            "--config {input.config:q} --model={params.model:q} --captions {input.captions:q}"
-            " --evaluation {input.evaluation:q} --output-dir results/{wildcards.run:q}/evaluate_clip",
+            "evaluate_clip.py --config {input.config:q} --model={params.model:q}"
+            " --captions {input.captions:q} --evaluation {input.evaluation:q}"
+            " --output-dir results/{wildcards.run:q}/evaluate_clip"
         )
 
 
@@ -96,13 +92,11 @@ rule evaluate_vqa:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=30,
+        **stage_resources(SMALL_STAGE_MB, minutes=30),
     params:
-        leaks=optional_flag("--leaks", "leaks"),
+        leaks=optional_flags("leaks", "--leaks"),
     shell:
         build_stage_command(
-            "evaluate_vqa.py",
-            "--answers {input.answers:q} --likelihoods {input.likelihoods:q} {params.leaks:q}"
-            " --output-dir results/{wildcards.run:q}/evaluate_vqa",
+            "evaluate_vqa.py --answers {input.answers:q} --likelihoods {input.likelihoods:q}"
+            " {params.leaks:q} --output-dir results/{wildcards.run:q}/evaluate_vqa"
         )

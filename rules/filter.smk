@@ -31,14 +31,12 @@ rule filter_data:
         "../envs/data_juicer.yaml"
     threads: lambda w: GPU_STAGE_THREADS if filter_gpus(w) else 1
     resources:
+        **stage_resources(filter_memory, minutes=120),
         gpu=filter_gpus,
-        mem_mb=mem_with_retries(filter_memory),
-        runtime=120,
     params:
         content=hash_user_files(clip_files("filter"), recipe_files("filter")),
     shell:
         build_stage_command(
-            "filter_data.py",
-            "--config {input.config:q} --data {input.data:q}"
-            " --output-dir results/{wildcards.run:q}/filter",
+            "filter_data.py --config {input.config:q} --data {input.data:q}"
+            " --output-dir results/{wildcards.run:q}/filter"
         )

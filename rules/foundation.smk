@@ -6,20 +6,10 @@ from dj2mgm.model_files.missing_models import list_part_files
 
 # names of files that transformers writes for a model
 WEIGHTS = ("config.json", "model.safetensors")
-
-
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-
-
 WHOLE_MODEL = (*WEIGHTS, "processor_config.json", *TOKENIZER)
-
-
 CLIP = multiext("results/foundation/{model}/clip/", *WHOLE_MODEL)
-
-
 CONVNEXT = multiext("results/foundation/{model}/convnext/", *WEIGHTS)
-
-
 LANGUAGE_MODEL = multiext(
     "results/foundation/{model}/language_model/", *WEIGHTS, *TOKENIZER
 )
@@ -46,15 +36,13 @@ rule unpack_foundation:
     conda:
         "../envs/foundation.yaml"
     resources:
-        mem_mb=mem_with_retries(SCRIPT_MB),
-        runtime=10,
+        **stage_resources(SCRIPT_MB, minutes=10),
     params:
         folder=lambda w: os.path.relpath(RUNS.shipped_foundations[w.model]),
     shell:
         build_stage_command(
-            "unpack_foundation.py",
-            "--input-dir {params.folder:q}"
-            " --output-dir results/foundation/{wildcards.model:q}",
+            "unpack_foundation.py --input-dir {params.folder:q}"
+            " --output-dir results/foundation/{wildcards.model:q}"
         )
 
 
@@ -78,13 +66,11 @@ rule assemble_model:
     conda:
         "../envs/train.yaml"
     resources:
-        mem_mb=mem_with_retries(WEIGHTS_STAGE_MB),
-        runtime=60,
+        **stage_resources(WEIGHTS_STAGE_MB, minutes=60),
     params:
         content=hash_user_files(assembled_files),
     shell:
         build_stage_command(
-            "assemble_model.py",
-            "--config {input.config:q}"
-            " --output-dir results/models/{wildcards.model:q}/mgm",
+            "assemble_model.py --config {input.config:q}"
+            " --output-dir results/models/{wildcards.model:q}/mgm"
         )

@@ -1,22 +1,26 @@
 # Check the jobs of a command before the first one starts. Included last, because it needs all rules.
 import atexit
-import difflib
 import os
 import sys
-from pathlib import Path
 
 from snakemake.exceptions import MissingRuleException, WorkflowError
 
-from dj2mgm.cli.console import UserError, record_input_errors, replace_graph_builder
+from dj2mgm.cli.console import (
+    UserError,
+    raising_user_errors,
+    record_input_errors,
+    replace_graph_builder,
+)
 from dj2mgm.runs.command_messages import (
     PlannedJob,
     check_jobs,
+    check_used_keys,
+    describe_unknown_target,
     list_missing_models,
     list_results,
     summarize_jobs,
 )
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.settings.configuration import TARGETS_BY_KEY
 
 
 def build_planned_job(job):
@@ -32,61 +36,25 @@ def build_planned_job(job):
     )
 
 
-def describe_unknown_target(name):
-    """Return the message about a target that nothing makes."""
-    targets = sorted(rule.name for rule in workflow.rules if not rule.has_wildcards())
-    near = difflib.get_close_matches(name, targets, n=1)
-    if "=" in name:
-        return f"{name}: a setting follows --config, as in `snakemake baseline --config {name}`"
-    if "/" in name:
-        folders = [f"results/{RUNS.first_seed(name).folder}" for name in EXPERIMENTS]
-        top = str(Path(*Path(name).parts[:4]))
-        near = difflib.get_close_matches(top, folders, n=1)
-    hint = (
-        f"did you mean {near[0]}?"
-        if near
-        else f"targets are {', '.join(EXPERIMENTS)}; `snakemake help` lists others"
-    )
-    return f"{name}: nothing makes this target; {hint}"
-
-
 def show_at_exit(text):
     """Print a text after everything that Snakemake prints."""
     if text:
         atexit.register(print, text, file=sys.stderr)
 
 
-def check_used_keys():
-    """Fail if a key on the command line is for other targets than the requested ones."""
-    targets = workflow.dag_settings.targets
+def check_requested_targets(targets):
+    """Fail if targets or keys of the command line do not belong together, or if a target is a rule with wildcards."""
+    if FETCH_REQUESTED and set(targets) != {"fetch"}:
+        raise UserError(
+            "fetch: no other target runs with it; run it alone, then the others"
+        )
     if not targets:
         print(
             f"note: no target is named, so this runs `{REFERENCE}`; `snakemake help` lists others",
             file=sys.stderr,
         )
-        targets = {REFERENCE}
-    if any("/" in target for target in targets):
-        return
-    for key in {
-        argument.split("=")[0]
-        for argument in workflow.config_settings.config_args or ()
-    }:
-        users = TARGETS_BY_KEY.get(key)
-        if users and not {*users} & {*targets}:
-            raise UserError(
-                f"{key}: `snakemake {' '.join(sorted(targets))}` does not use this key, which is for "
-                f"{', '.join(users)}; remove it"
-            )
-
-
-def check_requested_targets():
-    """Fail if another target is requested with `fetch`, or if a target is a rule with wildcards."""
-    if FETCH_REQUESTED and set(workflow.dag_settings.targets) != {"fetch"}:
-        raise UserError(
-            "fetch: no other target runs with it; run it alone, then the others"
-        )
-    check_used_keys()
-    for name in workflow.dag_settings.targets:
+    check_used_keys(targets or {REFERENCE}, workflow.config_settings.config_args or ())
+    for name in targets:
         if workflow.is_rule(name) and workflow.get_rule(name).has_wildcards():
             raise UserError(
                 f"{name}: this rule serves every experiment; `snakemake baseline --until {name}` runs one's"
@@ -95,16 +63,19 @@ def check_requested_targets():
 
 def build_and_check_graph(build_graph):
     """Build the graph as Snakemake does, explain mistakes of the user, and refuse jobs that must not run."""
-    check_requested_targets()
     input_errors = record_input_errors()
     try:
         with raising_user_errors():
+            check_requested_targets(workflow.dag_settings.targets)
             build_graph()
     except MissingRuleException as error:
         names = sorted(workflow.dag_settings.targets)
         for name in [name for name in names if name in str(error)] or names:
             if not workflow.is_rule(name) and not os.path.exists(name):
-                raise UserError(describe_unknown_target(name)) from None
+                targets = [
+                    each.name for each in workflow.rules if not each.has_wildcards()
+                ]
+                raise UserError(describe_unknown_target(RUNS, name, targets)) from None
         raise
     except WorkflowError:
         if not input_errors:

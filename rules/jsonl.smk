@@ -11,23 +11,18 @@ def dropped_leaks(wildcards):
 def reference_summary(wildcards):
     """Input function: the reference's number of samples; none for the reference itself."""
     run = RUNS.by_folder(wildcards.run)
-    reference = RUNS.get(REFERENCE, run.seed)
-    return (
-        []
-        if run.experiment == REFERENCE
-        else f"{RUNS.find_stage_folder(reference, 'jsonl')}/summary.json"
-    )
+    if run.experiment == REFERENCE:
+        return []
+    return RUNS.locate_output(RUNS.get(REFERENCE, run.seed), "jsonl", "summary.json")
 
 
 def counted_summary(wildcards):
     """Input function: the number of rows to draw at random; none if all rows are used."""
     run = RUNS.by_folder(wildcards.run)
     experiment = run.config.jsonl.same_size_as
-    return (
-        f"{RUNS.find_stage_folder(RUNS.get(experiment, run.seed), 'jsonl')}/summary.json"
-        if experiment
-        else []
-    )
+    if not experiment:
+        return []
+    return RUNS.locate_output(RUNS.get(experiment, run.seed), "jsonl", "summary.json")
 
 
 def instruction_output(file):
@@ -62,18 +57,16 @@ rule write_jsonl:
     conda:
         "../envs/jsonl.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=60,
+        **stage_resources(SMALL_STAGE_MB, minutes=60),
     params:
-        leaks=optional_flag("--leaks", "leaks"),
-        synthesized=optional_flag("--synthesized", "synthesized"),
-        same_samples=optional_flag("--same-samples-as", "reference"),
-        same_rows=optional_flag("--same-rows-as", "counted"),
+        leaks=optional_flags("leaks", "--leaks"),
+        synthesized=optional_flags("synthesized", "--synthesized"),
+        same_samples=optional_flags("reference", "--same-samples-as"),
+        same_rows=optional_flags("counted", "--same-rows-as"),
     shell:
         build_stage_command(
-            "write_jsonl.py",
-            "--config {input.config:q} --pairs {input.pairs:q}"
+            "write_jsonl.py --config {input.config:q} --pairs {input.pairs:q}"
             " --instructions {input.instructions:q} --evaluation {input.evaluation:q}"
             " {params.same_samples:q} {params.same_rows:q} {params.leaks:q} {params.synthesized:q}"
-            " --output-dir results/{wildcards.run:q}/jsonl",
+            " --output-dir results/{wildcards.run:q}/jsonl"
         )

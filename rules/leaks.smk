@@ -10,12 +10,9 @@ BENCHMARK_FILES = {}
 
 def decontamination_files(wildcards):
     """Input function: the user's own files that training images are compared with."""
-    with raising_user_errors():
-        images = list_decontamination_images(RUNS)
-        files = chain.from_iterable(map(dict.items, BENCHMARK_FILES.values()))
-        return check_user_files(
-            [file for key, file in files if key != "images"] + images
-        )
+    images = list_decontamination_images(RUNS)
+    files = chain.from_iterable(map(dict.items, BENCHMARK_FILES.values()))
+    return check_user_files([file for key, file in files if key != "images"] + images)
 
 
 rule find_leaks:
@@ -36,13 +33,12 @@ rule find_leaks:
     conda:
         "../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=120,
+        **stage_resources(SMALL_STAGE_MB, minutes=120),
     params:
         content=hash_user_files(decontamination_files),
         folder=subpath(input.pairs, parent=True),
     shell:
         build_stage_command(
-            "find_leaks.py",
-            "--config {input.config:q} --dataset {params.folder:q} --output-dir {params.folder:q}/leaks",
+            "find_leaks.py --config {input.config:q} --dataset {params.folder:q}"
+            " --output-dir {params.folder:q}/leaks"
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dj2mgm.cli import console
 from dj2mgm.cli.command_line import SWITCHES
-from dj2mgm.cli.console import lift_default_job_limit
+from dj2mgm.cli.console import lift_default_job_limit, raising_user_errors
 from dj2mgm.cli.run_lock import (
     check_scheduler,
     end_run,

@@ -2,11 +2,11 @@
 import os
 from itertools import chain
 
-from dj2mgm.model_files.missing_models import list_clip_files
 from dj2mgm.model_files.missing_models import (
     FOUNDATION_PARTS,
     MissingModelError,
     check_model_folders,
+    list_clip_files,
 )
 from dj2mgm.model_files.model_folders import list_local_model_files
 from dj2mgm.runs.stages import BASE
@@ -27,13 +27,12 @@ def model_files(wildcards):
 def list_model_files(model):
     """Return the files of a whole model's folder, as inputs."""
     if model.whole_model:
-        with raising_user_errors():
-            try:
-                check_model_folders(model)
-            except MissingModelError as error:
-                if not workflow.dryrun:
-                    raise
-                MISSING_MODELS.append(error)
+        try:
+            check_model_folders(model)
+        except MissingModelError as error:
+            if not workflow.dryrun:
+                raise
+            MISSING_MODELS.append(error)
         return check_user_files(list_local_model_files(model.folder))
     return [f"{model.folder}/model.safetensors"]
 
@@ -54,9 +53,7 @@ def clip_files(stage):
     def files(wildcards):
         settings = RUNS.by_folder(wildcards.run).settings[stage]
         clips = {settings.clip, getattr(settings, "second_judge", None)} - {None}
-        return check_user_files(
-            sorted(chain.from_iterable(map(list_clip_files, clips)))
-        )
+        return check_user_files(sorted(chain(*map(list_clip_files, clips))))
 
     return files
 
@@ -64,27 +61,15 @@ def clip_files(stage):
 def projector_file(wildcards):
     """Input function: the projector of stage 1, if the model has one."""
     run = RUNS.by_folder(wildcards.run)
-    return (
-        f"{RUNS.find_stage_folder(run, 'pretrain')}/projector.safetensors"
-        if "pretrain" in run.settings
-        else []
-    )
+    if "pretrain" not in run.settings:
+        return []
+    return RUNS.locate_output(run, "pretrain", "projector.safetensors")
 
 
 def finetuned_files(wildcards):
     """Input function: the weights of stage 2."""
-    names = list_stage_2_weights(RUNS.by_folder(wildcards.run))
-    return [stage_output("finetune", name)(wildcards) for name in names]
-
-
-def list_stage_2_weights(run):
-    """Return the names of the files of weights that a run's stage 2 writes."""
-    adapter = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
-    lora = run.config.finetune.lora
-    names = adapter if lora else ["language_model.safetensors"]
-    return names + (
-        ["projector.safetensors"] if "pretrain" in run.settings or not lora else []
-    )
+    run = RUNS.by_folder(wildcards.run)
+    return [RUNS.locate_output(run, "finetune", name) for name in run.stage_2_weights]
 
 
 def answering_weights(folder):

@@ -21,10 +21,7 @@ def planned_dataset(wildcards):
 def plan_settings(wildcards):
     """Return the settings of the plan of the requested experiment."""
     run = find_requested_run("plan", REFERENCE)
-    with raising_user_errors():
-        return build_plan_settings(
-            RUNS, run, workflow.config_settings.config_args or ()
-        )
+    return build_plan_settings(RUNS, run, workflow.config_settings.config_args or ())
 
 
 SETTINGS_FILES["configure_plan"] = SettingsFile(
@@ -44,7 +41,7 @@ rule plan:
     conda:
         "../envs/train.yaml"
     params:
-        texts=optional_flag("--text", "texts"),
+        texts=optional_flags("texts", "--text"),
     message:
         "tracing training steps without weights and data, about half a minute"
     shell:

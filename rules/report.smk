@@ -1,13 +1,11 @@
 # Write the pages that compare experiments.
-from dj2mgm.runs import pages
-
 # Files next to a report that features write before it, with the wildcard `page`.
 REPORT_FILES = []
 
 
 rule compare_experiments:
     input:
-        lambda w: list_page_files(pages.list_page_experiments(RUNS, w.page)),
+        page_files,
         lambda w: expand(REPORT_FILES, page=w.page),
         config="results/{page}/config.yaml",
         templates=list_templates("report*.j2"),
@@ -28,10 +26,9 @@ rule compare_experiments:
     conda:
         "../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=30,
+        **stage_resources(SMALL_STAGE_MB, minutes=30),
     shell:
         build_stage_command(
-            "compare_experiments.py",
-            "--config {input.config:q}" " --output-dir results/{wildcards.page:q}",
+            "compare_experiments.py --config {input.config:q}"
+            " --output-dir results/{wildcards.page:q}"
         )

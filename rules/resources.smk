@@ -1,4 +1,5 @@
 # Resources of jobs: threads, GPUs, nodes, memory.
+from dj2mgm.cli.console import raising_user_errors
 from dj2mgm.runs.stage_settings import count_gpus_per_node
 
 # A stage on the GPU uses this machine's first GPUs. It claims all cores, so that only one such stage runs at a time. On a
@@ -28,18 +29,19 @@ MODEL_STAGE_MB = 24000
 TRAINING_STAGE_MB = 48000
 
 
-def mem_with_retries(mem_mb):
-    """Return the resource function that adds half of the first attempt's memory at each further attempt.
+def stage_resources(mem_mb, minutes):
+    """Return a stage's resources: time, and memory that grows by half of the first attempt's at each further attempt.
 
     Args:
-        mem_mb: a number, or a function of the wildcards that returns one.
+        mem_mb: memory of the first attempt in MB, or a function of the wildcards that returns it.
+        minutes: limit of the stage's time, for schedulers.
     """
 
     def mem(wildcards, attempt):
         first = mem_mb(wildcards) if callable(mem_mb) else mem_mb
         return first * (attempt + 1) // 2
 
-    return mem
+    return {"mem_mb": mem, "runtime": minutes}
 
 
 def single_node_gpus(wildcards):

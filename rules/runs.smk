@@ -1,35 +1,15 @@
 # The runs: the merged configuration of every experiment.
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 SCRIPTS = Path(workflow.current_basedir).parent / "workflow_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from dj2mgm.cli.command_line import describe_system_error, escape_control
-from dj2mgm.cli.console import UserError
+from dj2mgm.cli.console import UserError, raising_user_errors
 from dj2mgm.errors import InputError
 
-
-@contextmanager
-def raising_user_errors():
-    """Raise an InputError, or an OSError with a remedy, as a UserError, which Snakemake prints without a traceback."""
-    try:
-        yield
-    except (InputError, OSError) as error:
-        lines = (
-            [describe_system_error(error)]
-            if isinstance(error, OSError)
-            else error.lines
-        )
-        if not any(lines):
-            raise
-        raise UserError("\n".join(map(escape_control, lines))) from None
-
-
-with (
-    raising_user_errors()
-):  # modules of features declare keys, and check what they declare
+# Modules of features declare keys, and check what they declare.
+with raising_user_errors():
     from dj2mgm.runs.layers import EMBEDDED_DEFAULTS, drop_defaults, restore_texts
     from dj2mgm.runs.all_runs import Runs
     from dj2mgm.runs.experiments import find_variant_sources
@@ -79,7 +59,6 @@ with raising_user_errors():
         )
     RUNS = Runs(select_explicit_settings(config), find_variant_sources())
 EXPERIMENTS = RUNS.experiments.names
-RESULTS_PREFIX = (
-    RUNS.results_prefix
-)  # folder of pages and studies, below results/: dataset and model
+# folder of pages and studies, below results/: dataset and model
+RESULTS_PREFIX = RUNS.results_prefix
 MODELS = RUNS.models

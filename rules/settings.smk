@@ -21,13 +21,6 @@ class SettingsFile(NamedTuple):
     needs: Callable | list = []
 
 
-def page_settings(wildcards):
-    """Return the settings of a page that compares experiments."""
-    experiments = pages.list_page_experiments(RUNS, wildcards.page)
-    with raising_user_errors():
-        return pages.build_page_settings(RUNS, experiments)
-
-
 def stage_settings(wildcards):
     """Return the settings of a stage of a run."""
     run = RUNS.by_folder(wildcards.run)
@@ -54,7 +47,12 @@ SETTINGS_FILES = {
         "results/models/{model}/config.yaml",
         lambda w: MODELS[w.model].build_assembly_settings().file_content(),
     ),
-    "configure_page": SettingsFile("results/{page}/config.yaml", page_settings),
+    "configure_page": SettingsFile(
+        "results/{page}/config.yaml",
+        lambda w: pages.build_page_settings(
+            RUNS, pages.list_page_experiments(RUNS, w.page)
+        ),
+    ),
     "configure_leaks": SettingsFile(
         "results/datasets/{dataset}/leaks/config.yaml",
         lambda w: pages.build_leak_settings(

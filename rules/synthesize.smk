@@ -36,12 +36,6 @@ def captioner_flags(wildcards):
     )
 
 
-def instruction_flags(wildcards, input):
-    """Params function: the flags for instructions and evaluation file, if the recipe is for instructions."""
-    files = input.instruction_files
-    return ["--instructions", files[0], "--evaluation", files[1]] if files else []
-
-
 rule synthesize_captions:
     input:
         clip_files("synthesize"),
@@ -64,18 +58,19 @@ rule synthesize_captions:
         "../envs/data_juicer.yaml"
     threads: GPU_STAGE_THREADS
     resources:
+        **stage_resources(MODEL_STAGE_MB, minutes=720),
         gpu=single_node_gpus,
-        mem_mb=mem_with_retries(MODEL_STAGE_MB),
-        runtime=720,
     params:
         content=hash_user_files(
             clip_files("synthesize"), recipe_files("synthesize"), captioner_files
         ),
         captioner=captioner_flags,
-        instruction_flags=instruction_flags,
+        instruction_flags=optional_flags(
+            "instruction_files", "--instructions", "--evaluation"
+        ),
     shell:
         build_stage_command(
-            "synthesize_captions.py",
-            "--config {input.config:q} --data {input.data:q} {params.captioner:q} {params.instruction_flags:q}"
-            " --output-dir results/{wildcards.run:q}/synthesize",
+            "synthesize_captions.py --config {input.config:q} --data {input.data:q}"
+            " {params.captioner:q} {params.instruction_flags:q}"
+            " --output-dir results/{wildcards.run:q}/synthesize"
         )

@@ -1,5 +1,6 @@
 # Both training stages, started by workflow_scripts/launch.sh. Each resumes from the checkpoints in its folder.
 from dj2mgm.runs.experiments import REFERENCE
+from dj2mgm.runs.stages import STAGES
 
 ADAPTER = multiext(
     "results/{run}/finetune/adapter/",
@@ -10,14 +11,7 @@ ADAPTER = multiext(
 
 def list_training_records(stage):
     """Return the outputs of a training stage, other than its weights."""
-    files = {
-        "steps": "metrics.jsonl",
-        "scores": "scores.jsonl",
-        "scored": "scored.jsonl",
-        "metrics": "metrics.json",
-        "memory": "memory.csv",
-    }
-    return {key: f"results/{{run}}/{stage}/{name}" for key, name in files.items()}
+    return [f"results/{{run}}/{stage}/{name}" for name in STAGES[stage].outputs]
 
 
 def build_node_resources():
@@ -46,14 +40,6 @@ def held_out_files(wildcards):
     return [ancient(dataset_file("evaluation.jsonl")(wildcards)), ancient(config)]
 
 
-def held_out_flags(wildcards, input):
-    """Params function: the flags for held-out questions."""
-    if not input.held_out:
-        return []
-    evaluation, generate_config = input.held_out
-    return ["--evaluation", evaluation, "--generate-config", generate_config]
-
-
 rule pretrain:
     input:
         model_files,
@@ -62,7 +48,7 @@ rule pretrain:
         held_out=held_out_files,
         code=list_script_files("pretrain.py", "launch.sh"),
     output:
-        **list_training_records("pretrain"),
+        *list_training_records("pretrain"),
         projector="results/{run}/pretrain/projector.safetensors",
     log:
         "results/{run}/pretrain/pretrain.log",
@@ -73,19 +59,17 @@ rule pretrain:
     threads: GPU_STAGE_THREADS
     resources:
         **build_node_resources(),
+        **stage_resources(TRAINING_STAGE_MB, minutes=1440),
         gpu=training_gpus,
-        mem_mb=mem_with_retries(TRAINING_STAGE_MB),
-        runtime=1440,
     params:
         content=hash_user_files(model_files),
         gpus=training_gpus,
         nodes=NODES,
         model=model_folder,
-        held_out=held_out_flags,
+        held_out=optional_flags("held_out", "--evaluation", "--generate-config"),
     shell:
         build_stage_command(
-            "pretrain.py",
-            "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
+            "pretrain.py --config {input.config:q} --data {input.data:q} --model={params.model:q}"
             " {params.held_out:q} --output-dir results/{wildcards.run:q}/pretrain",
             launcher="{params.gpus:q} {params.nodes:q}",
         )
@@ -122,7 +106,7 @@ rule finetune:
         held_out=held_out_files,
         code=list_script_files("finetune.py", "launch.sh"),
     output:
-        **list_training_records("finetune"),
+        *list_training_records("finetune"),
         adapter=ADAPTER,
         projector="results/{run}/finetune/projector.safetensors",
     log:
@@ -136,20 +120,18 @@ rule finetune:
     threads: GPU_STAGE_THREADS
     resources:
         **build_node_resources(),
+        **stage_resources(TRAINING_STAGE_MB, minutes=1440),
         gpu=training_gpus,
-        mem_mb=mem_with_retries(TRAINING_STAGE_MB),
-        runtime=1440,
     params:
         content=hash_user_files(model_files),
         gpus=training_gpus,
         nodes=NODES,
         model=model_folder,
         before=projector_or_pairs_flags,
-        held_out=held_out_flags,
+        held_out=optional_flags("held_out", "--evaluation", "--generate-config"),
     shell:
         build_stage_command(
-            "finetune.py",
-            "--config {input.config:q} --data {input.data:q} --model={params.model:q}"
+            "finetune.py --config {input.config:q} --data {input.data:q} --model={params.model:q}"
             " {params.before:q} {params.held_out:q} --output-dir results/{wildcards.run:q}/finetune",
             launcher="{params.gpus:q} {params.nodes:q}",
         )
@@ -157,7 +139,7 @@ rule finetune:
 
 use rule finetune as finetune_full with:
     output:
-        **list_training_records("finetune"),
+        *list_training_records("finetune"),
         language_model="results/{run}/finetune/language_model.safetensors",
         projector="results/{run}/finetune/projector.safetensors",
     wildcard_constraints:
@@ -166,7 +148,7 @@ use rule finetune as finetune_full with:
 
 use rule finetune as finetune_in_one_stage with:
     output:
-        **list_training_records("finetune"),
+        *list_training_records("finetune"),
         adapter=ADAPTER,
     wildcard_constraints:
         run=match_runs(select_experiments(lora=True, stages=1)),

@@ -12,10 +12,9 @@ rule count_words:
     conda:
         "../envs/dataset.yaml"
     resources:
-        mem_mb=mem_with_retries(SCRIPT_MB),
-        runtime=30,
+        **stage_resources(SCRIPT_MB, minutes=30),
     shell:
         build_stage_command(
-            "count_words.py",
-            "--data {input.data:q} --output-dir results/{wildcards.run:q}/count_words",
+            "count_words.py --data {input.data:q}"
+            " --output-dir results/{wildcards.run:q}/count_words"
         )

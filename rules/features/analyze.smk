@@ -1,35 +1,12 @@
 # Measure a whole dataset with Data-Juicer's statistics.
-from dj2mgm.features.analyze.analyze_keys import AnalysisSettings
+from dj2mgm.features.analyze.analyze_inputs import build_analysis_settings
 from dj2mgm.model_files.missing_models import list_clip_files
 from dj2mgm.recipes.catalogue import find_recipe_files
-from dj2mgm.runs.experiment_recipes import read_recipes
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.stage_settings import build_recipe_values
-from dj2mgm.settings.configuration import drop_defaults
-
-
-def analyzed_settings(wildcards):
-    """Return the settings of a dataset's analysis."""
-    run = RUNS.find_analyzed(wildcards.dataset)
-    config = run.config
-    chosen = {
-        "dataset": config.dataset,
-        "model": config.model.name,
-        "recipe": config.recipe,
-    }
-    return AnalysisSettings.from_sections(
-        config.filter,
-        **build_recipe_values(
-            config, run.dataset.images, read_recipes(config)["filter"]
-        ),
-        clip=config.model.clip,
-        cpu_threads=config.cpu_threads,
-        chosen=drop_defaults(chosen),
-    ).file_content()
-
 
 SETTINGS_FILES["configure_analysis"] = SettingsFile(
-    "results/datasets/{dataset}/analyze/config.yaml", analyzed_settings
+    "results/datasets/{dataset}/analyze/config.yaml",
+    lambda w: build_analysis_settings(RUNS.find_analyzed(w.dataset)).file_content(),
 )
 
 
@@ -67,16 +44,14 @@ rule analyze_data:
         "../../envs/data_juicer.yaml"
     threads: GPU_STAGE_THREADS
     resources:
+        **stage_resources(CLIP_STAGE_MB, minutes=240),
         gpu=1,
-        mem_mb=mem_with_retries(CLIP_STAGE_MB),
-        runtime=240,
     params:
         content=hash_user_files(analyzed_files),
     shell:
         build_stage_command(
-            "analyze_data.py",
-            "--config {input.config:q} --data {input.data:q}"
-            " --output-dir results/datasets/{wildcards.dataset:q}/analyze",
+            "analyze_data.py --config {input.config:q} --data {input.data:q}"
+            " --output-dir results/datasets/{wildcards.dataset:q}/analyze"
         )
 
 

@@ -1,5 +1,5 @@
 # Published benchmarks, from the user's files, and the challenge's score.
-from dj2mgm.cli.console import UserError
+from dj2mgm.errors import InputError
 from dj2mgm.features.challenge.challenge_keys import (
     list_benchmark_files,
     read_declarations,
@@ -7,7 +7,8 @@ from dj2mgm.features.challenge.challenge_keys import (
 from dj2mgm.features.challenge.challenge_stages import build_challenge_settings
 
 SETTINGS_FILES["configure_challenge"] = SettingsFile(
-    f"results/{RESULTS_PREFIX}challenge/config.yaml", lambda w: challenge_settings()
+    f"results/{RESULTS_PREFIX}challenge/config.yaml",
+    lambda w: build_challenge_settings(RUNS),
 )
 BENCHMARK_FILES |= list_benchmark_files(RUNS.shared)
 WITH_SUBMISSION = [
@@ -20,19 +21,13 @@ wildcard_constraints:
     benchmark=match_any(read_declarations()),
 
 
-def challenge_settings():
-    """Return the settings of the challenge's table."""
-    with raising_user_errors():
-        return build_challenge_settings(RUNS)
-
-
 def benchmark_files(wildcards):
     """Input function: the user's own files of a benchmark, without the folder of its images."""
     settings = RUNS.by_folder(wildcards.run).settings.get(
         f"benchmarks/{wildcards.benchmark}"
     )
     if settings is None:
-        raise UserError(
+        raise InputError(
             f"benchmarks.{wildcards.benchmark} is not set: name its files in config/config.yaml"
         )
     files = settings.files
@@ -68,9 +63,8 @@ rule answer_benchmark:
         "../../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
+        **stage_resources(MODEL_STAGE_MB, minutes=240),
         gpu=single_node_gpus,
-        mem_mb=mem_with_retries(MODEL_STAGE_MB),
-        runtime=240,
     params:
         content=hash_user_files(model_files, benchmark_files),
         images=benchmark_images,
@@ -78,10 +72,9 @@ rule answer_benchmark:
         finetuned=finetuned_flags("benchmarks"),
     shell:
         build_stage_command(
-            "answer_benchmark.py",
-            "--config {input.config:q} --model={params.model:q}"
+            "answer_benchmark.py --config {input.config:q} --model={params.model:q}"
             " {params.finetuned:q}"
-            " --output-dir results/{wildcards.run:q}/{wildcards.benchmarks:q}/{wildcards.benchmark:q}",
+            " --output-dir results/{wildcards.run:q}/{wildcards.benchmarks:q}/{wildcards.benchmark:q}"
         )
 
 
@@ -99,15 +92,13 @@ rule score_benchmark:
     conda:
         "../../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=30,
+        **stage_resources(SMALL_STAGE_MB, minutes=30),
     params:
-        leaks=optional_flag("--leaks", "leaks"),
+        leaks=optional_flags("leaks", "--leaks"),
     shell:
         build_stage_command(
-            "score_benchmark.py",
-            "--answers {input.answers:q} {params.leaks:q}"
-            " --output-dir results/{wildcards.run:q}/{wildcards.benchmarks:q}/{wildcards.benchmark:q}",
+            "score_benchmark.py --answers {input.answers:q} {params.leaks:q}"
+            " --output-dir results/{wildcards.run:q}/{wildcards.benchmarks:q}/{wildcards.benchmark:q}"
         )
 
 
@@ -126,31 +117,28 @@ rule write_submission:
     conda:
         "../../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=30,
+        **stage_resources(SMALL_STAGE_MB, minutes=30),
     shell:
         build_stage_command(
-            "write_submission.py",
-            "--answers {input.answers:q}"
-            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}",
+            "write_submission.py --answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/benchmarks/{wildcards.benchmark:q}"
         )
 
 
-def list_benchmark_outputs(benchmark, name):
-    """Return a file of a benchmark, for every run in the challenge's table; a model before training submits nothing."""
+def list_challenge_files(names, file):
+    """Return a file of each of these benchmarks that the challenge scores, for every run in its table.
+
+    A model before training submits nothing.
+    """
+    settings = build_challenge_settings(RUNS)
     return sorted(
         {
-            f"{run['benchmarks'][benchmark]}/{name}"
-            for run in challenge_settings()["runs"]
-            if run["seed"] is not None or name != "submission.xlsx"
+            f"{run['benchmarks'][name]}/{file}"
+            for name in settings["scores"]
+            for run in settings["runs"]
+            if name in names and (run["seed"] is not None or file != "submission.xlsx")
         }
     )
-
-
-def list_challenge_files(names, file):
-    """Return a file of each of these benchmarks that the challenge scores, for every run in its table."""
-    benchmarks = [name for name in challenge_settings()["scores"] if name in names]
-    return [path for name in benchmarks for path in list_benchmark_outputs(name, file)]
 
 
 rule score_challenge:
@@ -172,14 +160,12 @@ rule score_challenge:
     conda:
         "../../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=30,
+        **stage_resources(SMALL_STAGE_MB, minutes=30),
     params:
         folder=subpath(output.table, parent=True),
     shell:
         build_stage_command(
-            "score_challenge.py",
-            "--config {input.config:q} --output-dir {params.folder:q}",
+            "score_challenge.py --config {input.config:q} --output-dir {params.folder:q}"
         )
 
 

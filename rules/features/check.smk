@@ -2,16 +2,10 @@
 from dj2mgm.features.check.check_inputs import build_check_settings
 from dj2mgm.runs.experiments import REFERENCE
 
-
-def check_settings(wildcards):
-    """Return the settings of the check of a dataset."""
-    with raising_user_errors():
-        return build_check_settings(RUNS, wildcards.dataset)
-
-
 UNLOCKED_RULES.add("check")
 SETTINGS_FILES["configure_check"] = SettingsFile(
-    "results/datasets/{dataset}/check/config.yaml", check_settings
+    "results/datasets/{dataset}/check/config.yaml",
+    lambda w: build_check_settings(RUNS, w.dataset),
 )
 
 
@@ -38,13 +32,12 @@ rule check_dataset:
     conda:
         "../../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=60,
+        **stage_resources(SMALL_STAGE_MB, minutes=60),
     shell:
         build_stage_command(
-            "check_dataset.py",
-            "--config {input.config:q} --dataset results/datasets/{wildcards.dataset:q}"
-            " --output-dir results/datasets/{wildcards.dataset:q}/check",
+            "check_dataset.py --config {input.config:q}"
+            " --dataset results/datasets/{wildcards.dataset:q}"
+            " --output-dir results/datasets/{wildcards.dataset:q}/check"
         )
 
 

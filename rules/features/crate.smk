@@ -8,9 +8,7 @@ from dj2mgm.runs.experiments import REFERENCE
 
 def crate_settings(wildcards):
     """Return the settings of a page's crate."""
-    with raising_user_errors():
-        settings = build_crate_settings(RUNS, wildcards.page)
-    return settings | {"snakemake": SNAKEMAKE}
+    return build_crate_settings(RUNS, wildcards.page) | {"snakemake": SNAKEMAKE}
 
 
 READING_TARGETS["crate"] = ReadingTarget(r"results/(.+)/crate/run\.crate\.zip")
@@ -21,7 +19,7 @@ SETTINGS_FILES["configure_crate"] = SettingsFile(
 
 rule write_crate:
     input:
-        lambda w: list_page_files(pages.list_page_experiments(RUNS, w.page)),
+        page_files,
         page="results/{page}/report.html",
         table="results/{page}/comparison.csv",
         config="results/{page}/crate/config.yaml",
@@ -35,18 +33,16 @@ rule write_crate:
     conda:
         "../../envs/crate.yaml"
     resources:
-        mem_mb=mem_with_retries(SCRIPT_MB),
-        runtime=240,
+        **stage_resources(SCRIPT_MB, minutes=240),
     shell:
         build_stage_command(
-            "write_crate.py", "--config {input.config:q} --output {output:q}"
+            "write_crate.py --config {input.config:q} --output {output:q}"
         )
 
 
 rule crate:
     input:
         requested_files(
-            None,
             REFERENCE,
             lambda run: f"results/{pages.locate_page_folder(RUNS, run.experiment)}/crate/run.crate.zip",
         ),

@@ -6,8 +6,6 @@ from dj2mgm.runs.pages import build_power_settings, find_decisive_score
 from dj2mgm.settings.targets import MIN_SEEDS
 
 DECISION = f"results/{RESULTS_PREFIX}{{decided}}/decide"
-
-
 LOOK = f"{DECISION}{{against}}/seeds-{{number}}"
 
 
@@ -16,18 +14,15 @@ wildcard_constraints:
     against=f"(/{match_any(RUNS.experiments.configs)})?",
 
 
-def look_settings(wildcards):
-    """Return the settings of a look at an experiment and an opponent after a number of seeds."""
-    with raising_user_errors():
-        return looks.build_look_settings(
-            RUNS,
-            wildcards.decided,
-            looks.find_opponent(wildcards.against),
-            int(wildcards.number),
-        )
+def look_arguments(wildcards):
+    """Return the runs, the experiment, its opponent and the number of seeds of a look."""
+    opponent = looks.find_opponent(wildcards.against)
+    return RUNS, wildcards.decided, opponent, int(wildcards.number)
 
 
-SETTINGS_FILES["configure_look"] = SettingsFile(f"{LOOK}/config.yaml", look_settings)
+SETTINGS_FILES["configure_look"] = SettingsFile(
+    f"{LOOK}/config.yaml", lambda w: looks.build_look_settings(*look_arguments(w))
+)
 SETTINGS_FILES["configure_decision"] = SettingsFile(
     f"{DECISION}/budget.yaml",
     lambda w: RUNS.shared.decide.model_dump(exclude={"against"}),
@@ -37,29 +32,13 @@ SETTINGS_FILES["configure_decision"] = SettingsFile(
 def earlier_looks(wildcards):
     """Input function: the looks after fewer seeds."""
     numbers = range(MIN_SEEDS, int(wildcards.number))
-    return expand(
-        f"{LOOK}/look.yaml",
-        decided=wildcards.decided,
-        against=wildcards.against,
-        number=numbers,
-    )
-
-
-def look_inputs(wildcards):
-    """Input function: the results of both sides that a look reads."""
-    with raising_user_errors():
-        return looks.list_look_inputs(
-            RUNS,
-            wildcards.decided,
-            looks.find_opponent(wildcards.against),
-            int(wildcards.number),
-        )
+    return expand(f"{LOOK}/look.yaml", **{**wildcards, "number": numbers})
 
 
 # The budget is ancient, so that a new budget does not repeat earlier looks.
 checkpoint take_look:
     input:
-        look_inputs,
+        lambda w: looks.list_look_inputs(*look_arguments(w)),
         earlier=earlier_looks,
         config=f"{LOOK}/config.yaml",
         budget=ancient(f"{DECISION}/budget.yaml"),
@@ -73,21 +52,19 @@ checkpoint take_look:
     conda:
         "../../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=30,
+        **stage_resources(SMALL_STAGE_MB, minutes=30),
     params:
-        earlier=optional_flag("--earlier", "earlier"),
+        earlier=optional_flags("earlier", "--earlier"),
     shell:
         build_stage_command(
-            "take_look.py",
-            "--config {input.config:q} --budget {input.budget:q} {params.earlier:q} --output {output:q}",
+            "take_look.py --config {input.config:q} --budget {input.budget:q} {params.earlier:q}"
+            " --output {output:q}"
         )
 
 
 def budget_file(wildcards):
     """Input function: the budget of the decisions about the experiment that the configuration names."""
-    with raising_user_errors():
-        experiment = looks.check_decidable(RUNS)
+    experiment = looks.check_decidable(RUNS)
     for name in (experiment, *RUNS.shared.decide.against):
         target_files(name)(wildcards)
     return f"results/{looks.locate_decision_folder(RUNS, experiment)}/budget.yaml"
@@ -104,8 +81,7 @@ def all_looks(wildcards):
             number=number,
         ).output[0]
 
-    with raising_user_errors():
-        return looks.list_looks(RUNS, look_file)
+    return looks.list_looks(RUNS, look_file)
 
 
 # It has no output, so that it prints the decisions and writes their pages at every request.
@@ -124,14 +100,10 @@ rule decide:
         " --looks {input.looks:q} 2> {log:q}"
 
 
-def power_settings(wildcards):
-    """Return the settings of the plan's power analysis."""
-    with raising_user_errors():
-        return build_power_settings(RUNS) | {"headline": find_decisive_score(RUNS)}
-
-
 SETTINGS_FILES["configure_power"] = SettingsFile(
-    "results/plan/power.yaml", power_settings, needs=planned_dataset
+    "results/plan/power.yaml",
+    lambda w: build_power_settings(RUNS) | {"headline": find_decisive_score(RUNS)},
+    needs=planned_dataset,
 )
 PLAN_TEXTS.append("results/plan/power.txt")
 
@@ -150,5 +122,5 @@ rule plan_power:
         "../../envs/report.yaml"
     shell:
         build_stage_command(
-            "plan_power.py", "--config {input.config:q} --output {output:q}"
+            "plan_power.py --config {input.config:q} --output {output:q}"
         )

@@ -1,12 +1,10 @@
 # Write the explorer's pages next to a report, which links to them.
-from dj2mgm.runs import pages
-
 REPORT_FILES.append("results/{page}/explorer")
 
 
 rule write_explorers:
     input:
-        lambda w: list_page_files(pages.list_page_experiments(RUNS, w.page)),
+        page_files,
         config="results/{page}/config.yaml",
         templates=list_templates(feature="explorer"),
         code=list_script_files("write_explorers.py"),
@@ -19,9 +17,8 @@ rule write_explorers:
     conda:
         "../../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=30,
+        **stage_resources(SMALL_STAGE_MB, minutes=30),
     shell:
         build_stage_command(
-            "write_explorers.py", "--config {input.config:q} --output {output:q}"
+            "write_explorers.py --config {input.config:q} --output {output:q}"
         )

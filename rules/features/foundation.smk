@@ -29,13 +29,11 @@ rule train_clip:
         "../../envs/foundation.yaml"
     threads: 2
     resources:
-        mem_mb=mem_with_retries(TINY_TRAINING_MB),
-        runtime=60,
+        **stage_resources(TINY_TRAINING_MB, minutes=60),
     shell:
         build_stage_command(
-            "train_clip.py",
-            "--config {input.config:q}"
-            " --output-dir results/foundation/{wildcards.model:q}",
+            "train_clip.py --config {input.config:q}"
+            " --output-dir results/foundation/{wildcards.model:q}"
         )
 
 
@@ -62,13 +60,11 @@ rule train_language_model:
         "../../envs/foundation.yaml"
     threads: 2
     resources:
-        mem_mb=mem_with_retries(TINY_TRAINING_MB),
-        runtime=60,
+        **stage_resources(TINY_TRAINING_MB, minutes=60),
     shell:
         build_stage_command(
-            "train_language_model.py",
-            "--config {input.config:q}"
-            " --output-dir results/foundation/{wildcards.model:q}/language_model",
+            "train_language_model.py --config {input.config:q}"
+            " --output-dir results/foundation/{wildcards.model:q}/language_model"
         )
 
 
@@ -86,11 +82,9 @@ rule make_tiny_vlm:
     conda:
         "../../envs/train.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=10,
+        **stage_resources(SMALL_STAGE_MB, minutes=10),
     shell:
         build_stage_command(
-            "make_tiny_vlm.py",
-            "--config {input.config:q}"
-            " --output-dir results/models/{wildcards.model:q}/vlm",
+            "make_tiny_vlm.py --config {input.config:q}"
+            " --output-dir results/models/{wildcards.model:q}/vlm"
         )

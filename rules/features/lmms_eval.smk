@@ -1,7 +1,7 @@
 # Run tasks of lmms-eval. Each task is read once, answered by the fine-tuned model of every run and by the model before
 # training, and scored by its own metrics.
 from snakemake.settings.types import DeploymentMethod
-from dj2mgm.cli.console import UserError
+from dj2mgm.errors import InputError
 from dj2mgm.features.lmms_eval.lmms_eval_keys import (
     DATA_SUFFIXES,
     check_lmms_eval,
@@ -17,8 +17,7 @@ wildcard_constraints:
 
 def task_settings(task):
     """Return the task of lmms-eval, and the folder of its data."""
-    with raising_user_errors():
-        data = find_evaluation_data(task, RUNS.shared.evaluation_data)
+    data = find_evaluation_data(task, RUNS.shared.evaluation_data)
     return {"task": task, "data": str(data)}
 
 
@@ -29,10 +28,9 @@ SETTINGS_FILES["configure_evaluation"] = SettingsFile(
 
 def evaluation_data(wildcards):
     """Input function: the files of a task's data, without leftover files of downloads."""
-    with raising_user_errors():
-        if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
-            check_lmms_eval()
-        files = find_files(task_settings(wildcards.task)["data"], DATA_SUFFIXES)
+    if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+        check_lmms_eval()
+    files = find_files(task_settings(wildcards.task)["data"], DATA_SUFFIXES)
     return check_user_files(map(str, files))
 
 
@@ -53,14 +51,13 @@ rule read_evaluation:
     conda:
         "../../envs/lmms_eval.yaml"
     resources:
-        mem_mb=mem_with_retries(CLIP_STAGE_MB),
-        runtime=120,
+        **stage_resources(CLIP_STAGE_MB, minutes=120),
     params:
         content=hash_user_files(evaluation_data),
     shell:
         build_stage_command(
-            "read_evaluation.py",
-            "--config {input.config:q} --output-dir results/evaluations/{wildcards.task:q}",
+            "read_evaluation.py --config {input.config:q}"
+            " --output-dir results/evaluations/{wildcards.task:q}"
         )
 
 
@@ -83,9 +80,8 @@ rule answer_evaluation:
         "../../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
+        **stage_resources(MODEL_STAGE_MB, minutes=240),
         gpu=single_node_gpus,
-        mem_mb=mem_with_retries(MODEL_STAGE_MB),
-        runtime=240,
     params:
         content=hash_user_files(model_files),
         model=model_folder,
@@ -93,10 +89,9 @@ rule answer_evaluation:
         finetuned=finetuned_flags("evaluations"),
     shell:
         build_stage_command(
-            "answer_evaluation.py",
-            "--config {input.config:q} --questions {params.questions:q} --model={params.model:q}"
-            " {params.finetuned:q}"
-            " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}",
+            "answer_evaluation.py --config {input.config:q} --questions {params.questions:q}"
+            " --model={params.model:q} {params.finetuned:q}"
+            " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}"
         )
 
 
@@ -116,22 +111,20 @@ rule score_evaluation:
     conda:
         "../../envs/lmms_eval.yaml"
     resources:
-        mem_mb=mem_with_retries(CLIP_STAGE_MB),
-        runtime=120,
+        **stage_resources(CLIP_STAGE_MB, minutes=120),
     params:
         content=hash_user_files(evaluation_data),
     shell:
         build_stage_command(
-            "score_evaluation.py",
-            "--config {input.config:q} --answers {input.answers:q}"
-            " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}",
+            "score_evaluation.py --config {input.config:q} --answers {input.answers:q}"
+            " --output-dir results/{wildcards.run:q}/{wildcards.evaluations:q}/{wildcards.task:q}"
         )
 
 
 def evaluation_report(wildcards):
     """Input function: the report of all compared experiments, with the scores of tasks."""
     if not RUNS.shared.evaluations:
-        raise UserError(
+        raise InputError(
             "evaluations is empty: name tasks of lmms-eval in config/config.yaml, or with "
             "--config 'evaluations=[pope]' (docs/features/lmms_eval.md)"
         )

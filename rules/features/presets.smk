@@ -20,6 +20,6 @@ rule deepspeed_configs:
         model=lambda wildcards: PLANNED.language_model_source,
     shell:
         build_stage_command(
-            "write_deepspeed_configs.py",
-            "--model={params.model:q} --output-dir results/deepspeed_configs",
+            "write_deepspeed_configs.py --model={params.model:q}"
+            " --output-dir results/deepspeed_configs"
         )

@@ -1,19 +1,11 @@
 # Share a run: `snakemake export` and `publish`, each with `--config experiment=dj_synth`.
 import os
 
-from dj2mgm.cli.console import UserError
+from dj2mgm.errors import InputError
 from dj2mgm.features.publish import publication
 
 READING_TARGETS |= publication.READING_TARGETS
 TARGET_CHECKS.append(publication.check_learned)
-
-
-def publishing_settings(wildcards):
-    """Return the settings of a published run."""
-    with raising_user_errors():
-        return publication.build_publish_settings(
-            RUNS, RUNS.by_folder(wildcards.run)
-        ).file_content()
 
 
 SETTINGS_FILES |= {
@@ -24,7 +16,10 @@ SETTINGS_FILES |= {
         ).file_content(),
     ),
     "configure_publishing": SettingsFile(
-        "results/published/{run}/config.yaml", publishing_settings
+        "results/published/{run}/config.yaml",
+        lambda w: publication.build_publish_settings(
+            RUNS, RUNS.by_folder(w.run)
+        ).file_content(),
     ),
 }
 
@@ -41,7 +36,7 @@ def export_folder(wildcards):
     """Params function: the folder of an export; fails if it cannot be written."""
     folder = f"results/{wildcards.run}/export"
     if os.path.isdir(folder) and not os.access(folder, os.W_OK):
-        raise UserError(
+        raise InputError(
             f"{folder} cannot be written; allow it, or make {folder} a link to a folder on another disk"
         )
     return f"{folder}/{wildcards.format}"
@@ -69,24 +64,21 @@ rule export_data:
     conda:
         "../../envs/dataset.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=120,
+        **stage_resources(SMALL_STAGE_MB, minutes=120),
     params:
         stages=filter_folders,
         folder=export_folder,
     shell:
         build_stage_command(
-            "export_data.py",
-            "--config {input.config:q} --format {wildcards.format:q} --pairs {input.pairs:q}"
-            " --dataset {input.dataset:q} --stages {params.stages:q}"
-            " --output-dir {params.folder:q}",
+            "export_data.py --config {input.config:q} --format {wildcards.format:q}"
+            " --pairs {input.pairs:q} --dataset {input.dataset:q} --stages {params.stages:q}"
+            " --output-dir {params.folder:q}"
         )
 
 
 rule export:
     input:
         requested_files(
-            None,
             "dj_synth",
             lambda run: f"results/{run.folder}/export/{RUNS.shared.format}/README.md",
         ),
@@ -107,11 +99,6 @@ def record_files(*names):
     return files
 
 
-def finetune_folder(wildcards):
-    """Params function: the folder of stage 2."""
-    return RUNS.find_stage_folder(RUNS.by_folder(wildcards.run), "finetune")
-
-
 rule publish_model:
     input:
         model_files,
@@ -129,17 +116,15 @@ rule publish_model:
     conda:
         "../../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(WEIGHTS_STAGE_MB),
-        runtime=120,
+        **stage_resources(WEIGHTS_STAGE_MB, minutes=120),
     params:
         content=hash_user_files(model_files),
         model=model_folder,
-        stage=finetune_folder,
+        stage=lambda w: RUNS.find_stage_folder(RUNS.by_folder(w.run), "finetune"),
     shell:
         build_stage_command(
-            "publish_model.py",
-            "--config {input.config:q} --model={params.model:q} --stage {params.stage:q}"
-            " --output-dir results/published/{wildcards.run:q}/model",
+            "publish_model.py --config {input.config:q} --model={params.model:q}"
+            " --stage {params.stage:q} --output-dir results/published/{wildcards.run:q}/model"
         )
 
 
@@ -158,15 +143,13 @@ rule publish_dataset:
     conda:
         "../../envs/evaluate.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=120,
+        **stage_resources(SMALL_STAGE_MB, minutes=120),
     params:
         exported=subpath(input.exported, parent=True),
     shell:
         build_stage_command(
-            "publish_dataset.py",
-            "--config {input.config:q} --exported {params.exported:q}"
-            " --output-dir results/published/{wildcards.run:q}/dataset",
+            "publish_dataset.py --config {input.config:q} --exported {params.exported:q}"
+            " --output-dir results/published/{wildcards.run:q}/dataset"
         )
 
 
@@ -189,9 +172,9 @@ rule push_model:
         kind="model",
     shell:
         build_stage_command(
-            "push_to_hub.py",
-            "--folder results/published/{wildcards.run:q}/{params.kind:q}"
-            " --kind {params.kind:q} --repository {params.repository:q} {params.private:q} --output {output:q}",
+            "push_to_hub.py --folder results/published/{wildcards.run:q}/{params.kind:q}"
+            " --kind {params.kind:q} --repository {params.repository:q} {params.private:q}"
+            " --output {output:q}"
         )
 
 
@@ -219,8 +202,7 @@ def publication_files(wildcards):
 
     Settings that may not be published are refused before anything runs.
     """
-    with raising_user_errors():
-        experiments = RUNS.experiments.list_requested("dj_synth")
+    experiments = RUNS.experiments.list_requested("dj_synth")
     keys = {"model": "repository", "dataset": "dataset_repository"}
     files = [
         (
@@ -231,7 +213,7 @@ def publication_files(wildcards):
         for part, key in keys.items()
     ]
     if len(experiments) > 1 and any(".pushed" in file for file in files):
-        raise UserError(
+        raise InputError(
             "publish: one repository holds one experiment; name one in `experiment`"
         )
     inputs = []
@@ -239,8 +221,7 @@ def publication_files(wildcards):
         target_files(experiment)(wildcards)
         run = RUNS.first_seed(experiment)
         inputs += [f"results/published/{run.folder}/{file}" for file in files]
-        with raising_user_errors():
-            publication.build_publish_settings(RUNS, run)
+        publication.build_publish_settings(RUNS, run)
     return inputs
 
 

@@ -4,6 +4,7 @@
 from dj2mgm.errors import InputError
 from dj2mgm.features.studies import study_inputs
 from dj2mgm.features.studies.studies_variants import Study
+from dj2mgm.runs import pages
 from dj2mgm.runs.stage_settings import count_gpus_per_node
 
 STUDIES = [
@@ -12,11 +13,7 @@ STUDIES = [
     if isinstance(source, Study) and name not in RUNS.experiments.errors
 ]
 STUDY = f"results/{RESULTS_PREFIX}{{study}}"
-
-
 SEARCH = f"{STUDY}/search/{{key}}"
-
-
 BATCH = f"{SEARCH}/batch-{{number}}"
 
 
@@ -27,12 +24,11 @@ wildcard_constraints:
 
 def find_requested_search(wildcards):
     """Return the search of a study; fail if the requested files were made with earlier settings of the search."""
-    with raising_user_errors():
-        search = study_inputs.find_study(RUNS, wildcards.study).search
-        if search is None or search.key != wildcards.key:
-            raise InputError(
-                f"{wildcards.study}: the settings of its search have changed since; request `snakemake {wildcards.study}` instead"
-            )
+    search = study_inputs.find_study(RUNS, wildcards.study).search
+    if search is None or search.key != wildcards.key:
+        raise InputError(
+            f"{wildcards.study}: the settings of its search have changed since; request `snakemake {wildcards.study}` instead"
+        )
     return search
 
 
@@ -47,57 +43,34 @@ def all_scores(study):
         return checkpoint.get(study=study, key=search.key, number=number).output[0]
 
     def scores(wildcards):
-        with raising_user_errors():
-            return study_inputs.take_batches(
-                RUNS,
-                study,
-                lambda *batch: get(checkpoints.ask_trials, *batch),
-                lambda *batch: get(checkpoints.score_trials, *batch),
-            )
+        return study_inputs.take_batches(
+            RUNS,
+            study,
+            lambda *batch: get(checkpoints.ask_trials, *batch),
+            lambda *batch: get(checkpoints.score_trials, *batch),
+        )
 
     return scores
 
 
-def study_settings(wildcards):
-    """Return the settings of a study's page."""
-    with raising_user_errors():
-        return study_inputs.build_study_settings(RUNS, wildcards.study)
-
-
-def mixture_settings(wildcards):
-    """Return the settings of the mixtures that a study merges."""
-    with raising_user_errors():
-        return study_inputs.build_merge_settings(RUNS, wildcards.study).model_dump()
-
-
-def batch_settings(wildcards):
-    """Return the settings of the scores of a batch of trials."""
-    with raising_user_errors():
-        return study_inputs.build_batch_settings(
-            RUNS,
-            wildcards.study,
-            find_requested_search(wildcards),
-            int(wildcards.number),
-        )
-
-
 SETTINGS_FILES["configure_study"] = SettingsFile(
     f"{STUDY}/config.yaml",
-    study_settings,
+    lambda w: study_inputs.build_study_settings(RUNS, w.study),
     needs=lambda w: all_scores(w.study)(w),
 )
 SETTINGS_FILES["configure_search"] = SettingsFile(
     f"{SEARCH}/search.yaml", lambda w: find_requested_search(w).model_dump()
 )
-SETTINGS_FILES["configure_batch"] = SettingsFile(f"{BATCH}/config.yaml", batch_settings)
-SETTINGS_FILES["configure_mixtures"] = SettingsFile(
-    f"{STUDY}/merged/config.yaml", mixture_settings
+SETTINGS_FILES["configure_batch"] = SettingsFile(
+    f"{BATCH}/config.yaml",
+    lambda w: study_inputs.build_batch_settings(
+        RUNS, w.study, find_requested_search(w), int(w.number)
+    ),
 )
-
-
-def study_budget_file(wildcards):
-    """Input function: the file with the budget of a search."""
-    return RUNS.experiments.sources[wildcards.study].file
+SETTINGS_FILES["configure_mixtures"] = SettingsFile(
+    f"{STUDY}/merged/config.yaml",
+    lambda w: study_inputs.build_merge_settings(RUNS, w.study).model_dump(),
+)
 
 
 def earlier_scores(wildcards):
@@ -112,7 +85,7 @@ checkpoint ask_trials:
     input:
         scores=earlier_scores,
         search=f"{SEARCH}/search.yaml",
-        study=ancient(study_budget_file),
+        study=ancient(lambda w: RUNS.experiments.sources[w.study].file),
         code=list_script_files("ask_trials.py"),
     output:
         f"{BATCH}/trials.yaml",
@@ -125,12 +98,11 @@ checkpoint ask_trials:
     conda:
         "../../envs/search.yaml"
     resources:
-        mem_mb=mem_with_retries(SCRIPT_MB),
-        runtime=30,
+        **stage_resources(SCRIPT_MB, minutes=30),
     shell:
         build_stage_command(
-            "ask_trials.py",
-            "--search {input.search:q} --study {input.study:q} --scores {input.scores:q} --output {output:q}",
+            "ask_trials.py --search {input.search:q} --study {input.study:q}"
+            " --scores {input.scores:q} --output {output:q}"
         )
 
 
@@ -143,25 +115,19 @@ def batch_trials(wildcards):
     return trials
 
 
-def reference_rows(wildcards):
-    """Input function: the number of rows that the baseline's recipe keeps."""
-    return study_inputs.locate_reference_summary(RUNS)
-
-
 def scored_files(wildcards):
     """Input function: the files that the scores of a batch are read from."""
     batch_trials(wildcards)
-    with raising_user_errors():
-        return study_inputs.list_batch_files(
-            RUNS, find_requested_search(wildcards), int(wildcards.number)
-        )
+    return study_inputs.list_batch_files(
+        RUNS, find_requested_search(wildcards), int(wildcards.number)
+    )
 
 
 checkpoint score_trials:
     input:
         scored_files,
         trials=batch_trials,
-        rows=reference_rows,
+        rows=lambda w: study_inputs.locate_reference_summary(RUNS),
         config=f"{BATCH}/config.yaml",
         code=list_script_files("score_trials.py"),
     output:
@@ -173,42 +139,26 @@ checkpoint score_trials:
     conda:
         "../../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=30,
+        **stage_resources(SMALL_STAGE_MB, minutes=30),
     params:
-        trials=optional_flag("--trials", "trials"),
+        trials=optional_flags("trials", "--trials"),
     shell:
         build_stage_command(
-            "score_trials.py",
-            "--config {input.config:q} --rows {input.rows:q} {params.trials:q} --output {output:q}",
+            "score_trials.py --config {input.config:q} --rows {input.rows:q} {params.trials:q}"
+            " --output {output:q}"
         )
 
 
-def list_merged_scores(study):
-    """Return the file with the scores of a study's merged models; none for other studies."""
-    with raising_user_errors():
-        file = study_inputs.locate_scores_file(RUNS, study)
-        if file is None:
-            return []
-        # called only for its errors, which are then reported before anything runs
-        study_inputs.build_merge_settings(RUNS, study)
-        return [file]
-
-
-def list_study_experiments(study):
-    """Return the experiments on a study's page."""
-    with raising_user_errors():
-        return study_inputs.list_study_experiments(RUNS, study)
-
-
 def compared_files(wildcards):
-    """Input function: the files that a study's page reads."""
-    scores = all_scores(wildcards.study)(wildcards)
-    return [
-        *scores,
-        *list_page_files(list_study_experiments(wildcards.study)),
-        *list_merged_scores(wildcards.study),
-    ]
+    """Input function: the files that a study's page reads, with the scores of its merged models."""
+    files = list(all_scores(wildcards.study)(wildcards))
+    experiments = study_inputs.list_study_experiments(RUNS, wildcards.study)
+    files += pages.list_page_files(RUNS, experiments)
+    if merged_scores := study_inputs.locate_scores_file(RUNS, wildcards.study):
+        # called only for its errors, which are then reported before anything runs
+        study_inputs.build_merge_settings(RUNS, wildcards.study)
+        files.append(merged_scores)
+    return files
 
 
 rule compare_study:
@@ -232,14 +182,12 @@ rule compare_study:
     conda:
         "../../envs/report.yaml"
     resources:
-        mem_mb=mem_with_retries(SMALL_STAGE_MB),
-        runtime=30,
+        **stage_resources(SMALL_STAGE_MB, minutes=30),
     params:
         folder=subpath(output.table, parent=True),
     shell:
         build_stage_command(
-            "compare_study.py",
-            "--config {input.config:q} --output-dir {params.folder:q}",
+            "compare_study.py --config {input.config:q} --output-dir {params.folder:q}"
         )
 
 
@@ -255,11 +203,8 @@ def merged_model_files(wildcards):
 
 def merged_adapters(wildcards):
     """Input function: the weights of stage 2 of each source alone."""
-    with raising_user_errors():
-        folders = study_inputs.build_merge_settings(
-            RUNS, wildcards.study
-        ).sources.values()
-    names = list_stage_2_weights(find_merged_run(wildcards))
+    folders = study_inputs.build_merge_settings(RUNS, wildcards.study).sources.values()
+    names = find_merged_run(wildcards).stage_2_weights
     return [f"{folder}/{name}" for folder in folders for name in names]
 
 
@@ -269,7 +214,9 @@ rule score_mixtures:
         merged_model_files,
         adapters=merged_adapters,
         config=f"{STUDY}/merged/config.yaml",
-        generate=lambda w: f"{RUNS.find_stage_folder(find_merged_run(w), 'generate')}/config.yaml",
+        generate=lambda w: RUNS.locate_output(
+            find_merged_run(w), "generate", "config.yaml"
+        ),
         evaluation=lambda w: f"results/datasets/{find_merged_run(w).dataset.name}/evaluation.jsonl",
         code=list_script_files("score_mixtures.py"),
     output:
@@ -282,19 +229,17 @@ rule score_mixtures:
         "../../envs/evaluate.yaml"
     threads: GPU_STAGE_THREADS
     resources:
+        **stage_resources(MODEL_STAGE_MB, minutes=1440),
         gpu=lambda w: count_gpus_per_node(find_merged_run(w).config),
-        mem_mb=mem_with_retries(MODEL_STAGE_MB),
-        runtime=1440,
     params:
         content=hash_user_files(merged_model_files),
         model=lambda w: find_merged_run(w).config.model.folder,
         folder=subpath(output[0], parent=True),
     shell:
         build_stage_command(
-            "score_mixtures.py",
-            "--config {input.config:q} --generate-config {input.generate:q} --model={params.model:q}"
-            " --evaluation {input.evaluation:q}"
-            " --output-dir {params.folder:q}",
+            "score_mixtures.py --config {input.config:q} --generate-config {input.generate:q}"
+            " --model={params.model:q} --evaluation {input.evaluation:q}"
+            " --output-dir {params.folder:q}"
         )
 
 

@@ -56,9 +56,7 @@ def planned(tmp_path_factory) -> dict[str, dict]:
 def run(slurm_runs, tmp_path_factory) -> Iterator[ClusterRun]:
     project = copy_project(tmp_path_factory.mktemp("on slurm"))
     rule = project.folder / "rules/dataset.smk"
-    rule.write_text(
-        rule.read_text().replace("mem_mb=mem_with_retries(SMALL_STAGE_MB)", f"mem_mb=mem_with_retries({TOO_LITTLE_MB})")
-    )
+    rule.write_text(rule.read_text().replace("stage_resources(SMALL_STAGE_MB", f"stage_resources({TOO_LITTLE_MB}"))
     with closing(ClusterRun(project, (*TARGETS, *SLURM_PROFILE))) as run:
         run.start()
         slurm("scancel", run.wait_for_checkpoint("pretrain", "baseline"))

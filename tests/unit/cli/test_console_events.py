@@ -5,13 +5,25 @@ from types import SimpleNamespace
 
 import pytest
 from snakemake.cli import get_argument_parser
+from snakemake.exceptions import WorkflowError
+from snakemake.rules import Rule
 from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
 from snakemake.settings.types import MaxJobsPerTimespan
 from snakemake.workflow import Workflow
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from dj2mgm.cli import console as console_module
-from dj2mgm.cli.console import INTERRUPTED_MESSAGE, Console, Job, Lines, lift_default_job_limit, replace_graph_builder
+from dj2mgm.cli.console import (
+    INTERRUPTED_MESSAGE,
+    Console,
+    Job,
+    Lines,
+    UserError,
+    lift_default_job_limit,
+    record_input_errors,
+    replace_graph_builder,
+)
+from dj2mgm.errors import InputError
 
 STAGE = 'train 2>&1 | tee train.log 3> /dev/null >&"${STAGE_OUTPUT:-3}"'
 STOPPED = ["interrupted; the same command continues", "train small: stopped after 0.0 s"]
@@ -214,3 +226,26 @@ def test_snakemake_calls_the_replaced_builder_with_its_own():
     replace_graph_builder(workflow, lambda build: (calls.append("before"), build(), calls.append("after")))
     workflow._build_dag()
     assert calls == ["before", "own", "after"]
+
+
+@pytest.mark.parametrize(
+    ("error", "recorded"),
+    [
+        (InputError("a.yaml: wrong"), (UserError, "a.yaml: wrong")),
+        (FileExistsError(17, "File exists"), (WorkflowError, "Input function failed")),
+    ],
+)
+def test_a_failure_of_an_input_function_is_recorded_without_a_wrapper(monkeypatch, error, recorded):
+    """An error without a remedy for the user keeps Snakemake's wrapper, which has the traceback."""
+
+    def apply(rule):
+        try:
+            raise error
+        except Exception:
+            raise WorkflowError("Input function failed") from None
+
+    monkeypatch.setattr(Rule, "apply_input_function", apply)
+    errors = record_input_errors()
+    with pytest.raises(WorkflowError):
+        Rule.apply_input_function(None)
+    assert [(type(found), str(found)) for found in errors] == [recorded]

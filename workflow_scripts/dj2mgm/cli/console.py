@@ -27,8 +27,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
 
@@ -37,8 +37,9 @@ from snakemake.logging import logger
 from snakemake.rules import Rule
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from dj2mgm.cli.command_line import escape_control
+from dj2mgm.cli.command_line import describe_system_error, escape_control
 from dj2mgm.cli.messages import NOTE, PROGRESS, WARNING, format_duration
+from dj2mgm.errors import InputError
 
 POLL_S = 1.0
 INTERRUPTION_S = 1.0  # Ctrl-C also ends the jobs, and Snakemake may report their errors before the interruption
@@ -433,8 +434,28 @@ def replace_graph_builder(workflow, build: Callable[[Callable[[], None]], None])
     workflow._build_dag = partial(build, workflow._build_dag)
 
 
+def build_user_error(error: InputError | OSError) -> UserError | None:
+    """Return the error that Snakemake prints without a traceback; None for an OSError without a remedy."""
+    lines = [describe_system_error(error)] if isinstance(error, OSError) else error.lines
+    return UserError("\n".join(map(escape_control, lines))) if any(lines) else None
+
+
+@contextmanager
+def raising_user_errors() -> Iterator[None]:
+    """Raise an InputError, or an OSError with a remedy, as a UserError, which Snakemake prints without a traceback."""
+    try:
+        yield
+    except (InputError, OSError) as error:
+        if user_error := build_user_error(error):
+            raise user_error from None
+        raise
+
+
 def record_input_errors() -> list[Exception]:
-    """Return a list to which every later failure of an input function is added, without Snakemake's wrapper."""
+    """Return a list to which every later failure of an input or params function is added, without Snakemake's wrapper.
+
+    An InputError, or an OSError with a remedy, is added as a UserError.
+    """
     errors: list[Exception] = []
     apply = Rule.apply_input_function
 
@@ -443,7 +464,10 @@ def record_input_errors() -> list[Exception]:
         try:
             return apply(*args, **options)
         except WorkflowError as error:  # its context is read here, because Snakemake raises it again elsewhere
-            errors.append(error.__context__ if isinstance(error.__context__, WorkflowError) else error)
+            cause = error.__context__
+            if isinstance(cause, InputError | OSError):
+                cause = build_user_error(cause)
+            errors.append(cause if isinstance(cause, WorkflowError) else error)
             raise
 
     Rule.apply_input_function = apply_and_record

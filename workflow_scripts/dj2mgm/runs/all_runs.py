@@ -160,6 +160,10 @@ class Runs:
         """Return the folder of a stage's output, which is another run's if they share the stage."""
         return f"results/{self.reuse.find_owner(run, stage).folder}/{stage}"
 
+    def locate_output(self, run: Run, stage: str, name: str) -> str:
+        """Return the path of a file of a stage's output."""
+        return f"{self.find_stage_folder(run, stage)}/{name}"
+
     def find_captioner_folder(self, run: Run) -> str | None:
         """Return the folder of the trained stage that writes captions for a run.
 

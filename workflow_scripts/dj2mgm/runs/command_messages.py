@@ -1,5 +1,6 @@
 """Checks and messages of a command: risks at its start, refused jobs, and the trainings and time of a dry run."""
 
+import difflib
 import os
 import re
 import shlex
@@ -13,7 +14,13 @@ from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.messages import format_duration
 from dj2mgm.dataset_resolution.experiment_dataset import DATASETS_FOLDER, find_dataset_source
 from dj2mgm.errors import InputError, pluralize
-from dj2mgm.model_files.missing_models import MissingModelError, check_clip_folder, check_model_folders
+from dj2mgm.model_files.missing_models import (
+    MissingModelError,
+    check_clip_folder,
+    check_judge,
+    check_made,
+    check_model_folders,
+)
 from dj2mgm.records import read_jsonl_summary
 from dj2mgm.runs.all_runs import Runs
 from dj2mgm.runs.experiments import REFERENCE
@@ -22,7 +29,8 @@ from dj2mgm.runs.pages import list_page_experiments, read_benchmark_seconds
 from dj2mgm.runs.stage_settings import has_gpu
 from dj2mgm.runs.stages import STAGES, TRAINING_STAGES, Run
 from dj2mgm.settings.config_files import list_config_names
-from dj2mgm.settings.configuration import TARGETS_BY_KEY
+from dj2mgm.settings.configuration import TARGETS_BY_KEY, Experiment
+from dj2mgm.settings.models import ModelFile
 from dj2mgm.settings.training_stages import find_steps
 from dj2mgm.storage.files import read_if_whole, read_json
 
@@ -297,6 +305,48 @@ def summarize_jobs(
         lines.append(f"  … and {pluralize(len(trainings) - MAX_TRAININGS, 'more training')}")
     lines += _wrap(f"Time: {_estimate_time(runs, stages, config_arguments)}.")
     return [*lines, *list_results(targets), hint]
+
+
+def check_clips(config: Experiment, models: Mapping[str, ModelFile]) -> None:
+    """Check the CLIPs of an experiment: judges are complete, and the workflow makes those in results/foundation.
+
+    Raises:
+        InputError: names the setting.
+    """
+    judges = {f"evaluate.{key}": getattr(config.evaluate, key) for key in ("judge_clip", "second_judge")}
+    trained = {name for name, model in models.items() if model.trained_parts is model}
+    for key, name in judges.items():
+        if name:
+            check_judge(name, key)
+    for key, name in ({"clip": config.model.clip} | judges).items():
+        if name:
+            check_made(name, key, trained)
+
+
+def check_used_keys(targets: Collection[str], arguments: Iterable[str]) -> None:
+    """Refuse a key after `--config` that is for other targets than the requested ones; files may need any key."""
+    if any("/" in target for target in targets):
+        return
+    for key in sorted({argument.split("=")[0] for argument in arguments}):
+        users = TARGETS_BY_KEY.get(key)
+        if users and not {*users} & {*targets}:
+            raise InputError(
+                f"{key}: `snakemake {' '.join(sorted(targets))}` does not use this key, which is for "
+                f"{', '.join(users)}; remove it"
+            )
+
+
+def describe_unknown_target(runs: Runs, name: str, targets: Collection[str]) -> str:
+    """Return the message about a target that nothing makes."""
+    if "=" in name:
+        return f"{name}: a setting follows --config, as in `snakemake baseline --config {name}`"
+    near = difflib.get_close_matches(name, sorted(targets), n=1)
+    experiments = runs.experiments.names
+    if "/" in name:
+        folders = [f"results/{runs.first_seed(experiment).folder}" for experiment in experiments]
+        near = difflib.get_close_matches(str(Path(*Path(name).parts[:4])), folders, n=1)
+    known = f"targets are {', '.join(experiments)}; `snakemake help` lists others"
+    return f"{name}: nothing makes this target; {f'did you mean {near[0]}?' if near else known}"
 
 
 def list_results(targets: Iterable[PlannedJob]) -> list[str]:

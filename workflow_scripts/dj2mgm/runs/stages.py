@@ -186,6 +186,15 @@ class Run:
         return [stage for stage in TRAINING_STAGES if stage in self.settings]
 
     @property
+    def stage_2_weights(self) -> list[str]:
+        """Files of weights that stage 2 writes into its folder."""
+        projector = ["projector.safetensors"]
+        if not self.config.finetune.lora:
+            return ["language_model.safetensors", *projector]
+        adapter = ["adapter/adapter_config.json", "adapter/adapter_model.safetensors"]
+        return adapter + (projector if "pretrain" in self.settings else [])
+
+    @property
     def labels(self) -> dict[str, str | int]:
         """Labels for trackers."""
         names = {"experiment": self.experiment, "seed": self.seed, "dataset": self.dataset.name}
