@@ -1,6 +1,6 @@
 # Plan before a training: memory, time and disk on this machine or another one.
 from dj2mgm.runs.experiments import REFERENCE
-from dj2mgm.runs.plan_settings import build_plan_settings
+from dj2mgm.runs.command_messages import build_plan_settings
 
 PLAN_TEXTS = []  # files of text that features add to the plan
 

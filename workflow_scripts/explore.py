@@ -14,9 +14,8 @@ from dj2mgm.cli.command_line import command_line, make_parser, project_imports
 
 with project_imports():
     from dj2mgm.errors import InputError
-    from dj2mgm.features.explorer.explorer_page import write_offline_page
+    from dj2mgm.features.explorer.explorer_page import Explorer, Server, write_offline_page
     from dj2mgm.features.explorer.results import read_results
-    from dj2mgm.features.explorer.server import Explorer, Server
     from dj2mgm.reporting.rendering import locate_explorer_page
 
 REPORTS = ("../report/report.html", "report/report.html")  # report of several experiments, report of one

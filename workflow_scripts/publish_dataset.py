@@ -14,14 +14,14 @@ from huggingface_hub import DatasetCard
 
 from dj2mgm.cli.command_line import command_line, parse_paths
 from dj2mgm.features.publish.cards import build_dataset_card
-from dj2mgm.features.publish.publish_settings import PublishSettings
-from dj2mgm.features.publish.run_record import (
+from dj2mgm.features.publish.publication import (
     RunRecord,
     copy_records,
     refuse_unlearned,
     reporting_full_disk,
     select_dataset_records,
 )
+from dj2mgm.features.publish.publish_settings import PublishSettings
 from dj2mgm.records import VERDICT_FILE
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import check_tree, replace_folder

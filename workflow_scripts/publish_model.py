@@ -12,8 +12,8 @@ from dj2mgm.torch_environment import torch_imports
 
 with torch_imports():
     from dj2mgm.features.publish.cards import build_model_card
+    from dj2mgm.features.publish.publication import RunRecord, copy_records, refuse_unlearned, reporting_full_disk
     from dj2mgm.features.publish.publish_settings import PublishSettings
-    from dj2mgm.features.publish.run_record import RunRecord, copy_records, refuse_unlearned, reporting_full_disk
     from dj2mgm.features.publish.stock_weights import drop_code, write_adapter, write_merged
     from dj2mgm.models.generators import load_family
     from dj2mgm.records import VERDICT_FILE

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, make_parser
 from dj2mgm.cli.messages import note
-from dj2mgm.features.decide.decision_page import describe_decision
-from dj2mgm.features.decide.look_verdict import take_look, was_reported
+from dj2mgm.features.decide.look_verdict import describe_decision, take_look, was_reported
 from dj2mgm.features.decide.looks import LookRecord
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.settings.targets import DecisionBudget

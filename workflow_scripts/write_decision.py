@@ -10,7 +10,7 @@ If there are several opponents, the last line states whether the experiment is b
 from pathlib import Path
 
 from dj2mgm.cli.command_line import command_line, parse_paths
-from dj2mgm.features.decide.decision_page import (
+from dj2mgm.features.decide.look_verdict import (
     build_decision_page,
     build_decision_record,
     describe_conclusion,

@@ -10,9 +10,8 @@ import pytest
 from accessibility import SIZES, VIEWS, find_serious
 from browser import Page
 from dj2mgm.data.score_limits import compute_score_limits
-from dj2mgm.features.explorer.explorer_page import write_offline_page
+from dj2mgm.features.explorer.explorer_page import Explorer, Server, write_offline_page
 from dj2mgm.features.explorer.results import Results, read_results
-from dj2mgm.features.explorer.server import Explorer, Server
 from dj2mgm.recipes.recipe_parsing import parse_recipe
 from dj2mgm.reporting.rendering import locate_explorer_page
 from dj2mgm.storage.files import read_json, read_yaml

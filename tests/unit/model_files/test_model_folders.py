@@ -15,8 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from dj2mgm.errors import InputError
 from dj2mgm.features.fetch.conversion import convert_to_safetensors
+from dj2mgm.features.publish.publication import copy_records
 from dj2mgm.features.publish.publish_settings import PublishSettings
-from dj2mgm.features.publish.run_record import copy_records
 from dj2mgm.model_files.missing_models import check_named_models
 from dj2mgm.model_files.model_folders import MAX_CONFIG_BYTES, check_config, check_model_folder
 from dj2mgm.models.generators import load_family

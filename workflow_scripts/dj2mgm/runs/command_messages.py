@@ -1,4 +1,4 @@
-"""Checks and messages of a command: risks at its start, refused jobs, and the trainings and time of a dry run."""
+"""Checks, settings and messages of a command: risks, refused jobs, rows and time of a dry run, and the plan."""
 
 import difflib
 import os
@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from dj2mgm.cli.command_line import escape_control
 from dj2mgm.cli.messages import format_duration
@@ -20,6 +21,9 @@ from dj2mgm.model_files.missing_models import (
     check_judge,
     check_made,
     check_model_folders,
+    compute_download_gb,
+    find_downloads,
+    find_missing_models,
 )
 from dj2mgm.records import read_jsonl_summary
 from dj2mgm.runs.all_runs import Runs
@@ -31,8 +35,15 @@ from dj2mgm.runs.stages import STAGES, TRAINING_STAGES, Run
 from dj2mgm.settings.config_files import list_config_names
 from dj2mgm.settings.configuration import TARGETS_BY_KEY, Experiment
 from dj2mgm.settings.models import ModelFile
-from dj2mgm.settings.training_stages import find_steps
+from dj2mgm.settings.training_stages import count_samples, describe_steps, find_steps
 from dj2mgm.storage.files import read_if_whole, read_json
+
+MAX_TRAININGS = 6  # trainings listed; a study may have hundreds
+DEFAULT_MINUTES = (4, 13)  # of an experiment on the embedded default (docs/performance.md)
+WIDTH = 80  # columns
+SUFFIX = ".benchmark.tsv"
+SHARED_FOLDERS = {"datasets", "foundation", "models"}
+LARGE_FOLDERS = {"images", "checkpoints", "captions", "published"}  # without benchmark files
 
 
 @dataclass(frozen=True)
@@ -226,14 +237,6 @@ def _list_stage_folders(runs: Runs, job: PlannedJob) -> Iterator[str]:
             yield str(folder)
 
 
-MAX_TRAININGS = 6  # trainings listed; a study may have hundreds
-DEFAULT_MINUTES = (4, 13)  # of an experiment on the embedded default (docs/performance.md)
-WIDTH = 80  # columns
-SUFFIX = ".benchmark.tsv"
-SHARED_FOLDERS = {"datasets", "foundation", "models"}
-LARGE_FOLDERS = {"images", "checkpoints", "captions", "published"}  # without benchmark files
-
-
 def list_start_messages(runs: Runs, words: Collection[str] = ()) -> Iterator[str]:
     """Yield a line about each risk and each guess; names of the user's files are untrusted.
 
@@ -415,3 +418,69 @@ def _read_seconds_by_rule(models: set[str]) -> dict[str, list[float]]:
                 if time := read_benchmark_seconds(Path(folder, name)):
                     seconds.setdefault(name.removesuffix(SUFFIX), []).append(time)
     return seconds
+
+
+def build_plan_settings(runs: Runs, run: Run, arguments: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of the memory plan of a run's stage 2, with sequences of at most `max_length` tokens.
+
+    Stage 1 is planned if the run has it. Full fine-tuning needs more memory than LoRA, and is planned without it.
+
+    Args:
+        runs: all runs.
+        run: the planned run.
+        arguments: the values of `--config`, for the commands that follow the plan.
+    """
+    config, finetune = run.config, run.config.finetune
+    values = {
+        "model": config.model.name,
+        "tunings": ["stage1"] * (len(run.training_stages) - 1) + ["lora" if finetune.lora else "full"],
+        "gpus": config.gpus if config.gpus > 1 else None,
+        "nodes": config.nodes,
+        "gpu": runs.shared.gpu,
+        "desktop_gib": runs.shared.plan.desktop_gib if runs.shared.gpu else None,
+        "host_gib": runs.shared.plan.host_gib,
+        "weights_gb": compute_download_gb(config.model) or None,
+        "max_length": finetune.max_length,
+        "global_batch": finetune.global_batch_size,
+        "pretrain_batch": config.pretrain.global_batch_size,
+        "lora": finetune.lora and finetune.lora.model_dump(),
+        "precision": finetune.precision,
+        "compile": finetune.compile,
+        "next": _list_next_commands(run, arguments),
+        **_count_data(runs, run),
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _count_data(runs: Runs, run: Run) -> dict[str, Any]:
+    """Return the settings that depend on the run's data; none before its dataset is made."""
+    dataset = Path(DATASETS_FOLDER, run.dataset.name)
+    counts = count_training_rows(runs, run) if (dataset / "summary.json").is_file() else {}
+    if not counts:
+        return {}
+    samples = {stage: count_samples(run.settings[stage], count.rows) for stage, count in counts.items()}
+    return {
+        "dataset": str(dataset),
+        "samples": samples,
+        "held_out": read_json(dataset / "summary.json")["evaluation"],
+        "notes": _list_notes(run, counts, samples),
+    }
+
+
+def _list_notes(run: Run, counts: Mapping[str, RowCount], samples: Mapping[str, int]) -> list[str]:
+    """Return sentences about the samples of each stage, and about stages that add epochs."""
+    notes = []
+    for stage, count in counts.items():
+        uses = samples[stage] / count.rows
+        repeated = f", each used about {uses:.3g} times" if uses != 1 else ""
+        notes.append(f"{stage}: {samples[stage]:,} samples from {count.describe()}{repeated}")
+    notes += [describe_steps(stage, run.settings[stage], count.rows) for stage, count in counts.items()]
+    return [f"{note[0].upper()}{note[1:]}." for note in notes if note]
+
+
+def _list_next_commands(run: Run, arguments: Iterable[str]) -> list[str]:
+    """Return the commands that follow the plan: a download if the model is missing, a dry run and the run."""
+    model = run.config.model
+    needs_download = not model.trained_by_workflow and find_downloads(model, find_missing_models(model))
+    fetch = [build_command("fetch", [f"model={model.name}"])] if needs_download else []
+    return fetch + [build_command(text, arguments) for text in (f"-n {run.experiment}", run.experiment)]

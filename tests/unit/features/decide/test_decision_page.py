@@ -4,8 +4,13 @@ from functools import partial
 
 import pytest
 
-from dj2mgm.features.decide.decision_page import build_decision_page, describe_conclusion, describe_decision
-from dj2mgm.features.decide.look_verdict import take_look, was_reported
+from dj2mgm.features.decide.look_verdict import (
+    build_decision_page,
+    describe_conclusion,
+    describe_decision,
+    take_look,
+    was_reported,
+)
 from dj2mgm.reporting.experiment_results import load_experiments
 from dj2mgm.settings.targets import DecisionBudget
 from dj2mgm.storage.files import read_yaml, write_json, write_yaml

@@ -20,10 +20,9 @@ from PIL import ExifTags, Image
 import explore
 from dj2mgm.errors import InputError
 from dj2mgm.features.explorer import explorer_page
-from dj2mgm.features.explorer.explorer_page import build_served_page, write_explorers
+from dj2mgm.features.explorer.explorer_page import Explorer, Server, build_served_page, write_explorers
 from dj2mgm.features.explorer.results import Results, read_results
 from dj2mgm.features.explorer.row_table import RowTable, TextFile, compute_limit
-from dj2mgm.features.explorer.server import Explorer, Server
 from dj2mgm.recipes.catalogue import OPERATOR_STATISTICS, label_statistic
 from dj2mgm.records import describe_clip_doubt
 from dj2mgm.reporting.experiment_results import load_experiments
@@ -258,7 +257,7 @@ def connect(server: Server) -> socket.socket:
 
 
 def test_connections_without_a_complete_request_are_closed(server, monkeypatch):
-    monkeypatch.setattr("dj2mgm.features.explorer.server.REQUEST_S", 0.3)
+    monkeypatch.setattr("dj2mgm.features.explorer.explorer_page.REQUEST_S", 0.3)
     silent, dripping, persistent = connect(server), connect(server), http.client.HTTPConnection(*server.server_address)
     persistent.request("GET", f"/{server.token}/report.html")
     assert persistent.getresponse().read()
@@ -276,7 +275,7 @@ def test_connections_without_a_complete_request_are_closed(server, monkeypatch):
 
 
 def test_too_many_connections_are_refused(server, monkeypatch):
-    monkeypatch.setattr("dj2mgm.features.explorer.server.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("dj2mgm.features.explorer.explorer_page.MAX_CONNECTIONS", 3)
     with contextlib.ExitStack() as stack:
         open_ones = [stack.enter_context(connect(server)) for _ in range(3)]
         for number, connection in enumerate(open_ones):

@@ -21,13 +21,13 @@ from dj2mgm.data.images import HeldOutImages
 from dj2mgm.data.instruction_rows import make_slots
 from dj2mgm.data.shapes import QUESTION_TYPES, describe_scene, draw_question, draw_scene
 from dj2mgm.data.texts import normalize_words
+from dj2mgm.features.instructions.operators.instruction_checks import EvaluationQuestions, QuestionPool
 from dj2mgm.features.instructions.operators.instruction_synthesis_mapper import (
     QUESTION_KINDS,
     Instruction,
     build_prompt,
     parse_instructions,
 )
-from dj2mgm.features.instructions.question_pool import EvaluationQuestions, QuestionPool
 from dj2mgm.juicer.operators.captioners import WRONG_SCHEMA, find_text_problem
 from dj2mgm.juicer.operators.declarations import draw
 from dj2mgm.juicer.patched_data_juicer import load_ops

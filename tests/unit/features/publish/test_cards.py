@@ -15,16 +15,16 @@ from dj2mgm.dataset_resolution.experiment_dataset import resolve_dataset
 from dj2mgm.errors import InputError
 from dj2mgm.features.publish.cards import build_model_card
 from dj2mgm.features.publish.exports import Sample, build_export_card, write_parquet
-from dj2mgm.features.publish.publication import build_publish_settings
-from dj2mgm.features.publish.publish_settings import ExportSettings, build_license_keys, check_licenses
-from dj2mgm.features.publish.pushing import push
-from dj2mgm.features.publish.run_record import (
+from dj2mgm.features.publish.publication import (
     RECORDS,
     RunRecord,
+    build_publish_settings,
     copy_records,
     format_value,
     reporting_full_disk,
 )
+from dj2mgm.features.publish.publish_settings import ExportSettings, build_license_keys, check_licenses
+from dj2mgm.features.publish.pushing import push
 from dj2mgm.records import VERDICT_FILE, RecipeContents, write_verdicts
 from dj2mgm.reporting.comparison import compare_with_first, tabulate_scores, write_table
 from dj2mgm.reporting.experiment_results import load_experiments

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from dj2mgm.features.publish.run_record import MARKER
+from dj2mgm.features.publish.publication import MARKER
 from dj2mgm.storage.files import write_json
 from hub_scripts import run_hub_script
 from hub_server import TOKEN, HubServer, Repository

@@ -1,13 +1,27 @@
-"""The explorer's page: the grid of DataTables, the page's own scripts, and its rows."""
+"""The explorer's page (the grid of DataTables, its own scripts, its rows), and the server of such pages.
+
+The server serves this machine only, and clients that know the token in the address. Requests name images by the number
+of their row; no path is ever taken from a request.
+"""
 
 import base64
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator
+import secrets
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import numpy as np
 from markupsafe import Markup
@@ -25,6 +39,7 @@ from dj2mgm.reporting.rendering import (
     encode_shrunk_image,
     format_integer,
     hash_source,
+    locate_explorer_page,
 )
 from dj2mgm.settings.validation import load_settings
 from dj2mgm.storage.files import read_json, replace_folder, write_text
@@ -34,6 +49,21 @@ PAGE_SCRIPTS = ("explore_model.js", "explore_source.js", "explore_recipe.js", "e
 MAX_IMAGES, IMAGE_SIDE = 300, 96  # thumbnails per table in an offline page, about 3 KB each; their longest side in px
 MAX_ROWS = 100_000  # a larger dataset gets no page with the report
 SCREEN_ROWS = 12  # rows on a first screen: of all rows, of kept rows, and of those that a step drops
+HOST = "127.0.0.1"
+IMAGE_SIDES = (160, 640)  # px, longest side of an image in the table and in the details
+MAX_CACHED_THUMBNAILS = 5000  # images in the cache, about 5 KB each
+MAX_ROWS_OF_REQUEST = 2000  # rows per request
+MAX_CONNECTIONS = 64  # a browser opens six
+REQUEST_S = 30.0  # time limit for a request to arrive, and for silence on a connection
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
+REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+Response = tuple[str, bytes]  # content type and content
 
 
 def build_served_page(results: Results) -> str:
@@ -176,3 +206,177 @@ def _encode_images(table: RowTable) -> Iterator[tuple[int, str]]:
             yield row, describe_problem(error)
             continue
         yield row, encode_shrunk_image(image, IMAGE_SIDE)
+
+
+class NotFoundError(Exception):
+    """Error for an address that no page and no row of a table has."""
+
+
+class Explorer:
+    """The served contents: a page for each folder of results, its rows and images, and reports that link to it."""
+
+    def __init__(self, results: list[Results], reports: dict[str, bytes]):
+        [(name, count)] = Counter(result.name for result in results).most_common(1)
+        if count > 1:
+            raise InputError(f"{count} of the folders are named {name}; explore one at a time")
+        self.pages = {locate_explorer_page(result.name): build_served_page(result).encode() for result in results}
+        self.reports = reports
+        self.tables = {result.name: {table.name: table for table in result.tables} for result in results}
+        self.read_image = lru_cache(MAX_CACHED_THUMBNAILS)(self._read_image)
+
+    def answer(self, path: str, query: dict[str, list[str]]) -> Response:
+        """Answer a request; raise NotFoundError if there is no page and no row of a table at this address."""
+        if path in self.pages:
+            return "text/html; charset=utf-8", self.pages[path]
+        if path in self.reports:
+            return "text/html; charset=utf-8", self.reports[path]
+        parts = path.split("/")
+        answers: dict[str, tuple[Callable[..., Response], set[str]]] = {
+            "numbers": (self._answer_numbers, set()),
+            "rows": (self._answer_rows, {"at"}),
+            "find": (self._answer_find, {"words"}),
+            "image": (self._answer_image, {"at", "side"}),
+        }
+        table = self.tables.get(parts[0], {}).get(parts[1]) if len(parts) == 3 else None
+        answer, keys = answers.get(parts[-1], (None, set()))
+        if table is None or answer is None or set(query) != keys:
+            raise NotFoundError
+        return answer(table, **{key: values[-1] for key, values in query.items()})
+
+    def _answer_numbers(self, table: RowTable) -> Response:
+        return "application/octet-stream", pack_numbers(table)
+
+    def _answer_rows(self, table: RowTable, at: str) -> Response:
+        rows = [_parse_row(table, number) for number in at.split(",")[:MAX_ROWS_OF_REQUEST]]
+        return "application/json", json.dumps([table.texts[row] for row in rows], ensure_ascii=False).encode()
+
+    def _answer_find(self, table: RowTable, words: str) -> Response:
+        query = words.lower()
+        texts = (
+            [row["id"], os.path.basename(row["image"]), *(text for _, text in row["lines"])] for row in table.texts
+        )
+        matches = (any(query in text.lower() for text in row) for row in texts)
+        return "application/octet-stream", np.fromiter(matches, dtype=np.uint8, count=len(table)).tobytes()
+
+    def _answer_image(self, table: RowTable, at: str, side: str) -> Response:
+        if side not in map(str, IMAGE_SIDES):
+            raise NotFoundError
+        return self.read_image(table.image_root, table.texts[_parse_row(table, at)]["image"], int(side))
+
+    @staticmethod
+    def _read_image(root, relative: str, side: int) -> Response:
+        """Return the image, scaled down, or the reason as a drawing if it cannot be read."""
+        try:
+            image = load_image(locate_image(root, relative))
+        except BadImageError as error:
+            text = f'<text x="4" y="40" font-size="13" fill="#a93520">{escape(describe_problem(error))}</text>'
+            drawing = f'<svg xmlns="http://www.w3.org/2000/svg" width="84" height="68">{text}</svg>'
+            return "image/svg+xml", drawing.encode()
+        image.thumbnail((side, side))
+        buffer = BytesIO()
+        image.save(buffer, "WEBP", quality=80, method=0)
+        return "image/webp", buffer.getvalue()
+
+
+def _parse_row(table: RowTable, number: str) -> int:
+    if not number.isascii() or not number.isdigit() or len(number) > 12 or int(number) >= len(table):
+        raise NotFoundError
+    return int(number)
+
+
+class Server(ThreadingHTTPServer):
+    """A server that answers requests of this machine below /<token>/."""
+
+    daemon_threads = True
+
+    def __init__(self, explorer: Explorer, port: int = 0):
+        """Open the port; 0 for any free one."""
+        self.explorer = explorer
+        self.open: dict[socket.socket, float] = {}  # connections with the deadline of their next request
+        self.token = secrets.token_urlsafe(24)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:  # OverflowError: the number is too large for a port
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"port {port} cannot be opened ({reason}); name another one with --port") from None
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:
+        if len(self.open) >= MAX_CONNECTIONS:
+            return self.shutdown_request(request)
+        self.expect_request(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket) -> None:
+        self.open.pop(request, None)
+        super().shutdown_request(request)
+
+    def expect_request(self, connection: socket.socket) -> None:
+        self.open[connection] = time.monotonic() + REQUEST_S
+
+    def mark_request_received(self, connection: socket.socket) -> None:
+        self.open[connection] = float("inf")
+
+    def service_actions(self) -> None:
+        """Close connections whose request is late; `serve_forever` calls this twice a second."""
+        now = time.monotonic()
+        for connection in [connection for connection, deadline in list(self.open.items()) if deadline < now]:
+            with suppress(OSError):  # it was closed in the meantime
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore closed connections: a browser may stop waiting for an image."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    def build_address(self, page: str) -> str:
+        """Return the address of a page, with the token that it needs."""
+        return f"http://{HOST}:{self.server_port}/{self.token}/{quote(page)}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = REQUEST_S
+    server: Server
+
+    def handle_one_request(self) -> None:
+        self.server.expect_request(self.connection)
+        super().handle_one_request()
+
+    def do_GET(self) -> None:
+        """Answer only requests with this server's host and token, so that no other web page can read the data."""
+        self.server.mark_request_received(self.connection)
+        if self.headers.get("Host") != f"{HOST}:{self.server.server_port}":
+            return self._refuse(HTTPStatus.FORBIDDEN)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError:  # for example, http://[/
+            return self._refuse(HTTPStatus.BAD_REQUEST)
+        _, token, path = (parts.path + "//").split("/", 2)
+        path = unquote(path).rstrip("/")
+        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
+            return self._refuse(HTTPStatus.FORBIDDEN)
+        try:
+            kind, content = self.server.explorer.answer(path, parse_qs(parts.query))
+        except NotFoundError:
+            return self._refuse(HTTPStatus.NOT_FOUND)
+        self._send(HTTPStatus.OK, kind, content, path)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self.close_connection = True
+        self._send(status, "text/plain; charset=utf-8", status.phrase.encode(), "")
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes, path: str) -> None:
+        headers = HEADERS | {"Content-Type": kind, "Content-Length": str(len(content))}
+        if path in self.server.explorer.reports:
+            headers["Content-Security-Policy"] = REPORT_POLICY
+        if kind.startswith("image/"):
+            headers["Cache-Control"] = "private, max-age=3600"
+            headers["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'"
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log nothing, since addresses contain the token."""

@@ -5,14 +5,7 @@ import re
 from huggingface_hub import DatasetCard, DatasetCardData, EvalResult, ModelCard, ModelCardData
 
 from dj2mgm.evaluation.groups import is_share
-from dj2mgm.features.publish.publish_settings import (
-    ADAPTER_FOLDER,
-    STAGE,
-    PublishSettings,
-    build_license_keys,
-    format_inline_code,
-)
-from dj2mgm.features.publish.run_record import (
+from dj2mgm.features.publish.publication import (
     RECORDS,
     RunRecord,
     build_license_table,
@@ -21,6 +14,13 @@ from dj2mgm.features.publish.run_record import (
     format_recipes,
     format_section,
     make_pointer,
+)
+from dj2mgm.features.publish.publish_settings import (
+    ADAPTER_FOLDER,
+    STAGE,
+    PublishSettings,
+    build_license_keys,
+    format_inline_code,
 )
 from dj2mgm.records import VERDICT_FILE
 from dj2mgm.score_groups import OWN_GROUP

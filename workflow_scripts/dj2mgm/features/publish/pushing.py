@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import get_token
 
 from dj2mgm.errors import InputError
-from dj2mgm.features.publish.run_record import MARKER, RECORDS
+from dj2mgm.features.publish.publication import MARKER, RECORDS
 from dj2mgm.servers.hub import Request, check_hub_answers, clean, hub_errors, make_quiet_api
 from dj2mgm.storage.files import check_tree
 

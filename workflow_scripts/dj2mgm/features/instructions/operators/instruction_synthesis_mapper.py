@@ -27,7 +27,7 @@ from dj2mgm.data.formats import build_dj_text
 from dj2mgm.data.instruction_rows import is_single_question, read_question
 from dj2mgm.data.texts import normalize_words
 from dj2mgm.errors import InputError
-from dj2mgm.features.instructions.question_pool import NO, YES, EvaluationQuestions, QuestionPool
+from dj2mgm.features.instructions.operators.instruction_checks import NO, YES, EvaluationQuestions, QuestionPool
 from dj2mgm.juicer.operators.captioners import (
     CONTROL_TOKEN,
     ENOUGH_TO_JUDGE,
