@@ -123,7 +123,7 @@ def main() -> None:
 
 
 class PlanSettings(Section):
-    """What to plan for. GiB count what is usable, of each GPU or of each node's main memory."""
+    """Settings of a plan; GiB are the usable ones of each GPU or of each node's main memory."""
 
     model: str = setting(..., "name in config/models or config/presets, folder, config.json or hub id")
     tunings: list[Tuning] | None = setting(None, "null: all that apply", min_length=1)
@@ -142,7 +142,7 @@ class PlanSettings(Section):
     sequence: int | None = setting(None, f"tokens of a sample with its image; null: {DEFAULT_SEQUENCE}", ge=1, le=2**24)
     max_length: int | None = setting(
         None,
-        "in place of sequence: plan for the longest rows of usual data, with at most so many tokens",
+        "most tokens of a sample, in place of sequence: the longest rows of usual data are planned",
         ge=1,
         le=2**24,
     )

@@ -32,6 +32,7 @@ from dj2mgm.errors import InputError
 from dj2mgm.model_files.missing_models import check_local_model
 from dj2mgm.model_files.model_folders import check_config, check_model_folder, find_model, is_folder_path
 from dj2mgm.models.mgm import MGMConfig, MGMForConditionalGeneration
+from dj2mgm.models.mgm.mgm_family import MGMFamily
 from dj2mgm.models.mgm.modeling_mgm import select_positions
 from dj2mgm.models.vision_language import IGNORE_INDEX, cast_images
 from dj2mgm.models.vlm.encoder import ProcessorEncoder
@@ -152,24 +153,23 @@ class MGMArchitecture(Architecture):
 
     def build(self, dtype: torch.dtype) -> PreTrainedModel:
         model = super().build(dtype)
+        patches = torch.empty(1, self.image_tokens, self.config.vision_config.hidden_size, dtype=dtype, device="meta")
+        convolutions = MGMFamily.find_parts(model).depthwise_convolutions  # the first one of each stage
+        stages = [patches.new_empty(1, layer.in_channels, side, side) for layer, side in convolutions]
         with torch.no_grad():  # caches the weights of interpolations, so that the first trace equals all others
-            model.model.get_image_features(self._make_pixels(1))
+            model.model.patch_info_mining(patches, *stages)
         return model
 
     def _make(self) -> PreTrainedModel:
         return MGMForConditionalGeneration(self.config)
-
-    def _make_pixels(self, images: int) -> torch.Tensor:
-        side = self.config.image_size_aux
-        return torch.empty(images, 3, side, side, device="meta")
 
     def get_language_model(self, model: PreTrainedModel) -> nn.Module:
         return model.base_model.language_model
 
     def _compute_loss(self, model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
         text_embeddings = self._embed_tokens(model, batch.samples, batch.sequence_length - self.image_tokens)
-        language_model = self.get_language_model(model)
-        pixels = self._make_pixels(math.ceil(batch.samples * batch.images_per_sample))
+        side, language_model = self.config.image_size_aux, self.get_language_model(model)
+        pixels = torch.empty(math.ceil(batch.samples * batch.images_per_sample), 3, side, side, device="meta")
         image_embeddings = model.model.get_image_features(pixels)[: batch.samples]
         embeddings = torch.cat([image_embeddings * 1.0, text_embeddings], dim=1)  # scaled, like Gemma's word embeddings
         positions = torch.empty(batch.samples * batch.answer_tokens, dtype=torch.long, device="meta")
